@@ -1,0 +1,51 @@
+"""The records of the log: their Avro schemas, Python types and codec.
+
+A record is a frozen struct named as in the log (`Step`, `TrajectoryEnd`, …); a `Codec` turns it into
+the bytes of a Kafka value and back. Token ids and logprobs stay packed in `bytes`; `packing` turns
+them into numbers where somebody needs numbers.
+"""
+
+from schemas.codec import Codec, SchemaError
+from schemas.records import (
+    DecidedGroup,
+    Decision,
+    Feedback,
+    Member,
+    Outcome,
+    PartitionOffsets,
+    PolicyVersion,
+    Position,
+    Range,
+    Record,
+    Registration,
+    Reward,
+    Sampling,
+    ScoredGroup,
+    Segment,
+    Step,
+    StepNote,
+    TrajectoryEnd,
+)
+
+__all__ = [
+    "Codec",
+    "DecidedGroup",
+    "Decision",
+    "Feedback",
+    "Member",
+    "Outcome",
+    "PartitionOffsets",
+    "PolicyVersion",
+    "Position",
+    "Range",
+    "Record",
+    "Registration",
+    "Reward",
+    "Sampling",
+    "SchemaError",
+    "ScoredGroup",
+    "Segment",
+    "Step",
+    "StepNote",
+    "TrajectoryEnd",
+]

@@ -1,0 +1,288 @@
+"""Typed records. Each class is one `.avsc` file; field names, order and defaults are the schema's.
+
+Strings that hold a closed set of words (`status`, `phase`, `verdict`) are Avro strings, because an
+Avro enum cannot gain a symbol without breaking readers that were released before it.
+"""
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from schemas.packing import ID_BYTES
+
+PackedIds = bytes
+"""Token ids as little-endian int32."""
+PackedLogprobs = bytes
+"""Logprobs as little-endian float32."""
+Json = str
+"""A JSON document as text."""
+
+Status = Literal["completed", "truncated", "failed", "cancelled", "expired"]
+Phase = Literal["started", "opened", "live"]
+Verdict = Literal[
+    "train",
+    "stale",
+    "expired",
+    "late",
+    "no_variance",
+    "too_few",
+    "invalid",
+    "orphan",
+    "lost",
+    "other_channel",
+]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A named part of a record."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A value that can stand in a topic."""
+
+    schema_file: ClassVar[str]
+
+
+class Segment(Part, kw_only=True):
+    incarnation: int
+    version: int
+    first_token: int
+
+
+class Sampling(Part, kw_only=True):
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    others: Json = "{}"
+
+
+class Position(Part, kw_only=True, order=True):
+    """A place in a topic whose name is known from the context."""
+
+    partition: int
+    offset: int
+
+
+class Step(Record, kw_only=True):
+    schema_file = "step.avsc"
+
+    step_id: str
+    trajectory_uid: str
+    prompt_uid: str
+    step_index: int
+    run: str
+    channel: str = "train"
+    prompt_ids: PackedIds
+    parent: str | None = None
+    prefix_length: int = 0
+    prefix_hash: int = 0
+    response_ids: PackedIds
+    response_logprobs: PackedLogprobs
+    segments: list[Segment] = []
+    finish_reason: str = "stop"
+    sampling: Sampling = Sampling()
+    model: str = ""
+    tokenizer: str = ""
+    request_hash: bytes = b""
+    reward: float | None = None
+    metadata: Json = "{}"
+    group_size: int | None = None
+    deadline: int | None = None
+    is_last: bool = False
+    not_trainable: str | None = None
+    created_at: int = 0
+    source: Position | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.response_ids) != len(self.response_logprobs):
+            raise ValueError(
+                f"{len(self.response_ids) // ID_BYTES} response ids come with "
+                f"{len(self.response_logprobs) // ID_BYTES} logprobs"
+            )
+        if len(self.response_ids) % ID_BYTES or len(self.prompt_ids) % ID_BYTES:
+            raise ValueError("packed ids must be whole 4-byte integers")
+
+
+class Reward(Part, kw_only=True):
+    name: str
+    version: str = ""
+    value: float | None = None
+    weight: float = 1.0
+    step_id: str | None = None
+    details: Json = "{}"
+
+
+class TrajectoryEnd(Record, kw_only=True):
+    schema_file = "trajectory_end.avsc"
+
+    end_id: str
+    trajectory_uid: str
+    prompt_uid: str
+    run: str
+    channel: str = "train"
+    status: Status
+    steps: int
+    reward: float | None = None
+    reward_expected: bool = False
+    reason: str | None = None
+    metadata: Json = "{}"
+    group_size: int | None = None
+    rewards: list[Reward] = []
+    created_at: int = 0
+    source: Position | None = None
+
+
+class Feedback(Record, kw_only=True):
+    schema_file = "feedback.avsc"
+
+    feedback_id: str
+    trajectory_uid: str
+    prompt_uid: str
+    run: str
+    channel: str = "train"
+    step_id: str | None = None
+    reward: float
+    metadata: Json = "{}"
+    created_at: int = 0
+    source: Position | None = None
+
+
+class StepNote(Record, kw_only=True):
+    schema_file = "step_note.avsc"
+
+    note_id: str
+    step_id: str
+    trajectory_uid: str
+    prompt_uid: str
+    run: str
+    channel: str = "train"
+    delivered: bool
+    created_at: int = 0
+    source: Position | None = None
+
+
+class ScoredGroup(Record, kw_only=True):
+    schema_file = "scored_group.avsc"
+
+    group_uid: str
+    prompt_uid: str
+    run: str
+    channel: str = "train"
+    sequence: int
+    env_id: int | None = None
+    tokens: list[PackedIds]
+    masks: list[PackedIds]
+    scores: list[float]
+    advantages: list[bytes] | None = None
+    ref_logprobs: list[bytes] | None = None
+    inference_logprobs: list[bytes] | None = None
+    messages: Json | None = None
+    generation_params: Json | None = None
+    overrides: Json | None = None
+    group_overrides: Json | None = None
+    images: Json | None = None
+    distill_token_ids: Json | None = None
+    distill_logprobs: Json | None = None
+    created_at: int = 0
+
+
+class Registration(Record, kw_only=True):
+    schema_file = "registration.avsc"
+
+    trajectory_uid: str
+    prompt_uid: str
+    run: str
+    channel: str = "train"
+    metadata: Json = "{}"
+    group_size: int | None = None
+    deadline: int | None = None
+    partition: int
+    first_offset: int
+    status: Status | None = None
+    created_at: int = 0
+
+
+class PolicyVersion(Record, kw_only=True):
+    schema_file = "policy_version.avsc"
+
+    run: str
+    incarnation: int
+    version: int
+    phase: Phase
+    steps_marks: list[int] = []
+    rewarded_marks: list[int] = []
+    weights: str | None = None
+    created_at: int = 0
+
+
+class Member(Part, kw_only=True):
+    trajectory_uid: str
+    verdict: Verdict
+    reason: str = ""
+    offsets: list[int] = []
+
+
+class DecidedGroup(Part, kw_only=True):
+    prompt_uid: str
+    partition: int
+    first_offset: int
+    closed_at: int
+    verdict: Verdict
+    reason: str = ""
+    members: list[Member] = []
+
+
+class PartitionOffsets(Part, kw_only=True):
+    partition: int
+    committed: int
+    rebuild: int
+
+
+class Range(Part, kw_only=True):
+    partition: int
+    first: int
+    end: int
+
+
+class Decision(Record, kw_only=True):
+    schema_file = "decision.avsc"
+
+    run: str
+    incarnation: int
+    sequence: int
+    version: int | None = None
+    groups: list[DecidedGroup] = []
+    others: list[Member] = []
+    offsets: list[PartitionOffsets] = []
+    needs: int | None = None
+    skipped: list[Range] = []
+    settings: Json = "{}"
+    packing: Json = "{}"
+    seed: int = 0
+    created_at: int = 0
+
+
+class Outcome(Record, kw_only=True):
+    schema_file = "outcome.avsc"
+
+    run: str
+    incarnation: int
+    sequence: int
+    version: int
+    metrics: dict[str, float] = {}
+    timings: dict[str, float] = {}
+    created_at: int = 0
+
+
+RECORD_TYPES: tuple[type[Record], ...] = (
+    Step,
+    TrajectoryEnd,
+    Feedback,
+    StepNote,
+    ScoredGroup,
+    Registration,
+    PolicyVersion,
+    Decision,
+    Outcome,
+)
