@@ -1,5 +1,6 @@
 """How to reach a cluster: the one place where settings become client options."""
 
+import logging
 import ssl
 from pathlib import Path
 from typing import Any, Literal
@@ -7,10 +8,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
-"""Largest record that a producer takes. The topics allow a little more, for a reward worker's notes."""
+"""Largest record that a producer takes. Topics allow a little more, for a reward worker's notes."""
 MAX_MESSAGE_BYTES = MAX_RECORD_BYTES + 64 * 1024
-"""`max.message.bytes` of our topics. Clients compare it with the uncompressed size, brokers with the
-compressed batch, so what a client takes always fits."""
+"""`max.message.bytes` of our topics. Clients compare it with the uncompressed size, brokers with
+the compressed batch, so what a client takes always fits."""
 
 
 class Connection(BaseModel):
@@ -58,6 +59,7 @@ class Connection(BaseModel):
             "ssl.ca.location": self.ssl_ca and str(self.ssl_ca),
             "ssl.certificate.location": self.ssl_certificate and str(self.ssl_certificate),
             "ssl.key.location": self.ssl_key and str(self.ssl_key),
+            "logger": logging.getLogger("librdkafka"),
             # A broker that restarts is found again in a second instead of ten.
             "reconnect.backoff.max.ms": 1000,
         }

@@ -1,0 +1,434 @@
+"""The stateful consumer: every record's effect exactly once, whatever dies.
+
+    consumer = StatefulConsumer(connection, …)
+    while running:
+        for work in consumer.poll():          # items that the new records completed
+            consumer.finish([work], outputs)  # at once, or later from any thread
+        consumer.commit()                     # outputs and offsets, one transaction
+
+The rules, and where they live:
+
+1. The committed offset is the next record to process; the commit's metadata says how to rebuild the
+   state (`pool.bookmark`), and `pool.progress` rebuilds it.
+2. Outputs and offsets are one transaction (`pool.transaction`).
+3. `poll`, the rebalance callbacks and `commit` run in one thread, the owner's. Work carries the
+   assignment in which it was read; work of an earlier assignment is dropped. This matters: a broker
+   does not stop a live member from committing a partition that it has lost.
+4. For the same reason the membership that a commit shows is the one from before the last poll, and
+   after a pause long enough to have been expelled the group's offsets are compared first.
+5. A record that cannot be decoded goes to dead-letters in the same transaction.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Self
+
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, Message
+from confluent_kafka import TopicPartition as Place
+
+from pool.bookmark import MAX_TEXT, Bookmark
+from pool.connection import MAX_MESSAGE_BYTES, Connection
+from pool.dead_letters import Letter, PoisonLimiter
+from pool.errors import Fatal, OffsetLost
+from pool.producer import Output
+from pool.progress import Assembler, ItemT, Progress, Received, Work
+from pool.topics import DEAD_LETTERS
+from pool.transaction import Aborted, Transactions, read_offsets
+from schemas import Codec, PartitionOffsets, Range, SchemaError
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+"""Records that one poll takes at most."""
+FULL_TEXT = MAX_TEXT // 2
+"""A partition pauses when its bookmark is this long: one more batch must still fit."""
+MAX_OUTPUTS = 5_000
+"""Records of one transaction, more or less: it must be over long before it times out."""
+STALL = 3.0
+"""Seconds without a poll after which a broker may have expelled us: half the session timeout."""
+
+Outputs = Sequence[Output] | Callable[[Sequence[PartitionOffsets]], Sequence[Output]]
+
+
+@dataclass(slots=True)
+class _Partition(Generic[ItemT]):
+    """One assigned partition: its progress and what of it waits for the next transaction."""
+
+    progress: Progress[ItemT]
+    limiter: PoisonLimiter
+    saved: tuple[int, str | None]
+    """Offset and metadata as the group has them."""
+    position: int
+    dead: list[Output]
+    paused: bool = False
+
+
+@dataclass(slots=True)
+class _Bundle(Generic[ItemT]):
+    """Works whose outputs are committed together or not at all."""
+
+    works: Sequence[Work[ItemT]]
+    outputs: Outputs
+
+
+class StatefulConsumer(Generic[ItemT]):
+    """A member of a consumer group that holds state between records.
+
+    `assembler` makes the empty state of a partition. `transactional_id` must be this process's own
+    and the same after a restart: a new id would leave the old transaction open until it times out.
+    `patience` is how long a broker may be away. `probe` is told of each stage; tests kill there.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        topic: str,
+        group: str,
+        transactional_id: str,
+        assembler: Callable[[int], Assembler[ItemT]],
+        codec: Codec,
+        max_waiting: int = 2_000,
+        patience: float = 120.0,
+        probe: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        self._connection = connection
+        self._topic = connection.topic(topic)
+        self._group = group
+        self._assembler = assembler
+        self._codec = codec
+        self._max_waiting = max_waiting
+        self._patience = patience
+        self._probe = probe
+        self._partitions: dict[int, _Partition[ItemT]] = {}
+        self._finished: deque[_Bundle[ItemT]] = deque()
+        self._again: list[Work[ItemT]] = []
+        self._transactions = Transactions(connection, transactional_id, patience, probe)
+        self._consumer = Consumer(self._options())
+        self._membership: object = None
+        self._polled_at = time.monotonic()
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose
+        )
+
+    def _options(self) -> dict[str, Any]:
+        classic = {
+            "partition_assignment_strategy": "cooperative-sticky",
+            "session_timeout_ms": 6000,
+            "heartbeat_interval_ms": 1000,
+        }
+        return self._connection.confluent(
+            group_id=self._group,
+            group_protocol=self._connection.group_protocol,
+            enable_auto_commit=False,
+            # A group that lost its place must say so, not jump.
+            auto_offset_reset="error",
+            isolation_level="read_committed",
+            fetch_max_bytes=2 * MAX_MESSAGE_BYTES,
+            max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
+            queued_max_messages_kbytes=64 * 1024,
+            retry_backoff_ms=5,
+            **(classic if self._connection.group_protocol == "classic" else {}),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._abandon()
+        self.close()
+
+    # Reading
+
+    def poll(self, timeout: float = 0.1) -> list[Work[ItemT]]:
+        """Reads a batch; gives the items that it completed."""
+        self._membership = self._consumer.consumer_group_metadata()
+        self._pace()
+        works = self._again
+        self._again = []
+        for message in self._consumer.consume(BATCH, timeout if not works else 0):
+            work = self._receive(message)
+            if work is not None:
+                works.append(work)
+        self._advance()
+        self._polled_at = time.monotonic()
+        return works
+
+    def _receive(self, message: Message) -> Work[ItemT] | None:
+        error = message.error()
+        if error is not None:
+            self._explain(error)
+            return None
+        partition = self._partitions.get(_number(message.partition()))
+        offset = _number(message.offset())
+        if partition is None or offset < partition.position:
+            return None
+        partition.position = offset + 1
+        if not partition.progress.live:
+            self._probe("rebuilding")
+        try:
+            record = self._codec.decode(message.value())
+        except SchemaError as error:
+            self._bury(partition, message, str(error))
+            return None
+        partition.limiter.good()
+        return partition.progress.feed(Received(record, partition.progress.partition, offset))
+
+    def _bury(self, partition: _Partition[ItemT], message: Message, reason: str) -> None:
+        partition.limiter.bad(reason)
+        if _number(message.offset()) >= partition.progress.committed:
+            letter = Letter(
+                topic=self._topic,
+                partition=partition.progress.partition,
+                offset=_number(message.offset()),
+                key=_bytes(message.key()),
+                value=message.value(),
+                headers=_headers(message),
+                timestamp=message.timestamp()[1],
+            )
+            partition.dead.append(self._dead_letter(letter, reason))
+
+    def _dead_letter(self, letter: Letter, reason: str) -> Output:
+        return Output(
+            self._connection.topic(DEAD_LETTERS),
+            letter.key,
+            letter.value,
+            letter.headers_with(self._group, reason),
+        )
+
+    def _explain(self, error: KafkaError) -> None:
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise OffsetLost(
+                f"records of {self._topic} were deleted before they were read: {error}"
+            )
+        if error.fatal() or not error.retriable():
+            raise Fatal(f"{self._topic} cannot be read: {error.str()}")
+        log.warning("reading %s: %s", self._topic, error.str())
+
+    def _advance(self) -> None:
+        """Takes over positions that lie behind transaction markers, which are no records."""
+        if not self._partitions:
+            return
+        places = [Place(self._topic, number) for number in self._partitions]
+        for place in self._consumer.position(places):
+            partition = self._partitions[place.partition]
+            if place.offset != OFFSET_INVALID:
+                partition.position = max(partition.position, place.offset)
+            progress = partition.progress
+            if not progress.live and partition.position >= progress.committed:
+                progress.go_live()
+
+    def _pace(self) -> None:
+        """Pauses partitions whose open work must not grow, and resumes the others."""
+        crowded = sum(len(p.progress.open) for p in self._partitions.values()) >= self._max_waiting
+        for number, partition in self._partitions.items():
+            full = crowded or self._is_full(partition)
+            if full != partition.paused:
+                partition.paused = full
+                act = self._consumer.pause if full else self._consumer.resume
+                act([Place(self._topic, number)])
+
+    def _is_full(self, partition: _Partition[ItemT]) -> bool:
+        # Two bytes name most items; only a partition that may be full is worth the exact answer.
+        if len(partition.progress.open) * 2 < FULL_TEXT // 4:
+            return False
+        return len(partition.progress.bookmark(partition.position).text()) > FULL_TEXT
+
+    # Finishing
+
+    def finish(self, works: Sequence[Work[ItemT]], outputs: Outputs) -> None:
+        """The works are done, and this is what they give; from any thread. All of it is committed in
+        one transaction, or nothing. Outputs that name the offsets of their own transaction, as a
+        Decision does, are a function of them."""
+        self._finished.append(_Bundle(works, outputs))
+
+    def commit(self) -> bool:
+        """Commits what is finished and how far reading has come. False: nothing was committed this
+        time, and it will be tried again by the next call."""
+        if not self._may_commit():
+            return False
+        bundles = self._take()
+        done = [work for bundle in bundles for work in bundle.works]
+        offsets = self._offsets(done)
+        outputs = self._outputs(bundles, offsets)
+        if not outputs and not offsets:
+            return True
+        if any(len(place.metadata or "") > MAX_TEXT for place in offsets):
+            self._finished.extendleft(reversed(bundles))
+            return False
+        try:
+            self._transactions.commit(self._consumer, self._membership, outputs, offsets)
+        except Aborted as aborted:
+            log.warning("transaction of %s aborted: %s", self._group, aborted)
+            self._finished.extendleft(reversed(bundles))
+            return False
+        self._settle(done, offsets)
+        return True
+
+    def _take(self) -> list[_Bundle[ItemT]]:
+        """Bundles that can be committed now. Those with work of a lost assignment are void; what else
+        was in them is handed out again. Those of a partition that is being rebuilt wait."""
+        ready: list[_Bundle[ItemT]] = []
+        waiting: list[_Bundle[ItemT]] = []
+        count = 0
+        while self._finished and count < MAX_OUTPUTS:
+            bundle = self._finished.popleft()
+            ours = [work for work in bundle.works if self._is_ours(work)]
+            if len(ours) < len(bundle.works):
+                self._again.extend(ours)
+            elif all(work.assignment.live for work in ours):
+                ready.append(bundle)
+                count += 1 if callable(bundle.outputs) else len(bundle.outputs)
+            else:
+                waiting.append(bundle)
+        self._finished.extendleft(reversed(waiting))
+        return ready
+
+    def _is_ours(self, work: Work[ItemT]) -> bool:
+        partition = self._partitions.get(work.assignment.partition)
+        return partition is not None and partition.progress is work.assignment
+
+    def _offsets(self, done: Sequence[Work[ItemT]]) -> list[Place]:
+        """What the group will have, of the partitions in which something changes."""
+        places = []
+        for number, partition in self._partitions.items():
+            if not partition.progress.live:
+                continue
+            text = partition.progress.bookmark(partition.position, done).text()
+            if (partition.position, text) != partition.saved:
+                places.append(Place(self._topic, number, partition.position, text))
+        return places
+
+    def _outputs(self, bundles: Iterable[_Bundle[ItemT]], offsets: Sequence[Place]) -> list[Output]:
+        committed = [
+            PartitionOffsets(
+                partition=place.partition,
+                committed=place.offset,
+                rebuild=Bookmark.parse(place.metadata, place.offset).rebuild,
+            )
+            for place in offsets
+        ]
+        outputs = [
+            output
+            for bundle in bundles
+            for output in (
+                bundle.outputs(committed) if callable(bundle.outputs) else bundle.outputs
+            )
+        ]
+        return outputs + [letter for p in self._partitions.values() for letter in p.dead]
+
+    def _settle(self, done: Iterable[Work[ItemT]], offsets: Iterable[Place]) -> None:
+        for work in done:
+            work.assignment.close([work])
+        for place in offsets:
+            self._partitions[place.partition].saved = (place.offset, place.metadata)
+        for partition in self._partitions.values():
+            partition.dead.clear()
+
+    def _may_commit(self) -> bool:
+        if self._membership is None or not self._partitions:
+            return False
+        if time.monotonic() - self._polled_at > STALL:
+            self._compare_offsets()
+        return bool(self._partitions)
+
+    def _compare_offsets(self) -> None:
+        """After a stall somebody else may own our partitions. The group's offsets are what we wrote,
+        or they were written by another owner: then we begin again from what it wrote."""
+        places = [Place(self._topic, number) for number in self._partitions]
+        for place in read_offsets(self._consumer, places, self._patience):
+            partition = self._partitions[place.partition]
+            if _saved(place) != partition.saved:
+                log.warning("%s[%d] was processed by another member", self._topic, place.partition)
+                start = self._load(place)
+                self._consumer.seek(Place(self._topic, place.partition, start))
+
+    def skip(self, partition: int, offset: int) -> Range | None:
+        """Goes on at `offset` without reading what lies before it; gives the range left out."""
+        state = self._partitions.get(partition)
+        if state is None or not state.progress.live or state.position >= offset:
+            return None
+        skipped = Range(partition=partition, first=state.position, end=offset)
+        state.progress.assembler.forget_before(offset)
+        state.position = offset
+        self._consumer.seek(Place(self._topic, partition, offset))
+        return skipped
+
+    # Rebalancing
+
+    def _assign(self, consumer: Consumer, places: list[Place]) -> None:
+        asked = [Place(self._topic, place.partition) for place in places]
+        found = read_offsets(consumer, asked, self._patience) if asked else []
+        starts = [Place(self._topic, place.partition, self._load(place)) for place in found]
+        consumer.incremental_assign(starts)
+        self._membership = consumer.consumer_group_metadata()
+        log.info("assigned %s", [place.partition for place in places])
+
+    def _load(self, place: Place) -> int:
+        """Begins the partition from what the group has; gives the offset to read from."""
+        low, _ = self._consumer.get_watermark_offsets(place, timeout=self._patience)
+        committed = place.offset if place.offset >= 0 else low
+        bookmark = Bookmark.parse(place.metadata if place.offset >= 0 else None, committed)
+        if bookmark.rebuild < low:
+            raise OffsetLost(
+                f"{self._topic}[{place.partition}] begins at offset {low}, and open state needs the "
+                f"records from {bookmark.rebuild} on: retention has deleted them"
+            )
+        progress = Progress(place.partition, self._assembler(place.partition), committed, bookmark)
+        start = max(low, min(progress.read_from(), committed))
+        self._partitions[place.partition] = _Partition(
+            progress, PoisonLimiter(), _saved(place), start, []
+        )
+        return start
+
+    def _revoke(self, consumer: Consumer, places: list[Place]) -> None:
+        """What is finished is still ours to commit; what is not, the next owner does again."""
+        self._probe("revoking")
+        self.commit()
+        self._forget(places)
+        consumer.incremental_unassign(places)
+
+    def _lose(self, consumer: Consumer, places: list[Place]) -> None:
+        self._forget(places)
+        consumer.incremental_unassign(places)
+
+    def _forget(self, places: Iterable[Place]) -> None:
+        for place in places:
+            self._partitions.pop(place.partition, None)
+        log.info("gave up %s", [place.partition for place in places])
+
+    def _abandon(self) -> None:
+        """After an error nothing more is committed: what was read since is read again."""
+        self._partitions.clear()
+        self._finished.clear()
+
+    def close(self) -> None:
+        """Commits what is finished and leaves the group, which gives its partitions on at once."""
+        self._consumer.close()
+
+
+def _saved(place: Place) -> tuple[int, str | None]:
+    return place.offset, place.metadata
+
+
+def _number(value: int | None) -> int:
+    assert value is not None
+    return value
+
+
+def _headers(message: Message) -> list[tuple[str, bytes]]:
+    return [(name, _bytes(value) or b"") for name, value in message.headers() or ()]
+
+
+def _bytes(value: Any) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,106 @@
+"""The ledger: the trainer's write-ahead log, folded into what a restart needs.
+
+A Decision is committed together with the offsets that it used up, before anything is trained. From
+then on its batch is fixed: a restart trains the Decisions after its checkpoint again, from the same
+records, and knows from the others which groups are closed for good.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pool.errors import Fatal
+from pool.groups import DECIDED_MEMORY
+from schemas import DecidedGroup, Decision, Outcome, Record
+
+
+class GroupId(NamedTuple):
+    partition: int
+    prompt_uid: str
+    first_offset: int
+
+
+class TrainedTwice(Fatal):
+    """A group stands in two Decisions with the verdict train."""
+
+
+class Ledger:
+    """One run's Decisions and Outcomes, in the order of the topic."""
+
+    def __init__(self, run: str, records: Iterable[Record] = ()) -> None:
+        self.run = run
+        self.sequence = 0
+        """Of the last Decision."""
+        self.verdicts: Counter[str] = Counter()
+        """Trajectories by verdict, over all Decisions."""
+        self._decisions: dict[int, Decision] = {}
+        self._outcomes: dict[int, Outcome] = {}
+        self._trained: dict[GroupId, int] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, Decision) and record.run == self.run:
+            self._decide(record)
+        elif isinstance(record, Outcome) and record.run == self.run:
+            self._outcomes[record.sequence] = record
+
+    def _decide(self, decision: Decision) -> None:
+        if decision.sequence in self._decisions:
+            return  # a repeated copy; the first by offset counts
+        for group in decision.groups:
+            if group.verdict == "train":
+                self._train_once(group, decision.sequence)
+        self._decisions[decision.sequence] = decision
+        self.sequence = max(self.sequence, decision.sequence)
+        self.verdicts.update(trajectory_verdicts(decision))
+
+    def _train_once(self, group: DecidedGroup, sequence: int) -> None:
+        group_id = GroupId(group.partition, group.prompt_uid, group.first_offset)
+        earlier = self._trained.setdefault(group_id, sequence)
+        if earlier != sequence:
+            raise TrainedTwice(
+                f"group {group.prompt_uid} at offset {group.first_offset} of partition "
+                f"{group.partition} is trained by Decisions {earlier} and {sequence}"
+            )
+
+    def decision(self, sequence: int) -> Decision | None:
+        return self._decisions.get(sequence)
+
+    def trained_after(self, version: int) -> list[Decision]:
+        """The batches that a checkpoint of `version` has not seen, in order."""
+        batches = (d for d in self._decisions.values() if d.version is not None)
+        return [d for d in batches if d.version is not None and d.version > version]
+
+    def decided(self, partition: int) -> Iterator[tuple[DecidedGroup, int]]:
+        """Groups of a partition that are closed for good, each with the offset committed with it."""
+        for decision in self._decisions.values():
+            committed = _committed(decision, partition)
+            for group in decision.groups:
+                if group.partition == partition and committed is not None:
+                    yield group, committed
+
+    def needs(self) -> int | None:
+        """sequence of the oldest Decision whose groups are still remembered by an assembler."""
+        newest: dict[int, int] = {}
+        for decision in self._decisions.values():
+            for offsets in decision.offsets:
+                newest[offsets.partition] = max(newest.get(offsets.partition, 0), offsets.committed)
+        for sequence, decision in self._decisions.items():
+            for offsets in decision.offsets:
+                if offsets.committed + DECIDED_MEMORY >= newest[offsets.partition]:
+                    return sequence
+        return None
+
+
+def trajectory_verdicts(decision: Decision) -> Iterator[str]:
+    """What became of every trajectory that a Decision names. Members of a group that is not trained
+    share its fate, unless they have one of their own."""
+    for group in decision.groups:
+        for member in group.members:
+            yield group.verdict if member.verdict == "train" else member.verdict
+    yield from (member.verdict for member in decision.others)
+
+
+def _committed(decision: Decision, partition: int) -> int | None:
+    return next((o.committed for o in decision.offsets if o.partition == partition), None)

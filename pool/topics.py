@@ -1,0 +1,157 @@
+"""The topics: what exists, how it is kept, and whether a cluster fits."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from pool.connection import MAX_MESSAGE_BYTES, Connection
+from pool.errors import BrokerUnavailable, Fatal, TopicMismatch
+from schemas import (
+    Decision,
+    Feedback,
+    Outcome,
+    PolicyVersion,
+    Record,
+    Registration,
+    ScoredGroup,
+    Step,
+    StepNote,
+    TrajectoryEnd,
+)
+
+STEPS = "steps"
+REWARDED = "rewarded"
+POLICY = "policy"
+LEDGER = "ledger"
+TRAJECTORIES = "trajectories"
+DEAD_LETTERS = "dead-letters"
+
+DAY = 24 * 3600 * 1000
+FOREVER = -1
+PARTITIONS = 12
+"""Right for one node. At most an eighth of the prompts in flight, or the load becomes uneven."""
+TIMEOUT = 10.0
+
+
+class Topic(NamedTuple):
+    """One topic of the log."""
+
+    records: tuple[type[Record], ...]
+    cleanup: str
+    retention: int
+    ordered: bool = False
+    """One partition, because the records of a run are read as one sequence."""
+
+    def config(self) -> dict[str, str]:
+        return {
+            "cleanup.policy": self.cleanup,
+            "retention.ms": str(self.retention),
+            "max.message.bytes": str(MAX_MESSAGE_BYTES),
+        }
+
+
+TOPICS: Mapping[str, Topic] = {
+    STEPS: Topic((Step, TrajectoryEnd, Feedback, StepNote), "delete", FOREVER),
+    REWARDED: Topic((Step, TrajectoryEnd, Feedback, StepNote, ScoredGroup), "delete", 30 * DAY),
+    POLICY: Topic((PolicyVersion,), "delete", FOREVER, ordered=True),
+    LEDGER: Topic((Decision, Outcome), "delete", FOREVER, ordered=True),
+    TRAJECTORIES: Topic((Registration,), "compact,delete", 7 * DAY),
+    DEAD_LETTERS: Topic((), "delete", 30 * DAY),
+}
+
+
+class Found(NamedTuple):
+    """What a cluster has of one topic."""
+
+    partitions: int
+    replication: int
+
+
+def create(connection: Connection, partitions: int = PARTITIONS, replication: int = 1) -> list[str]:
+    """Makes the topics that are missing and checks all of them; gives the names of the new ones."""
+    existing = find(connection)
+    new = [
+        NewTopic(
+            connection.topic(name),
+            num_partitions=1 if topic.ordered else _count(name, existing, partitions),
+            replication_factor=replication,
+            config=topic.config(),
+        )
+        for name, topic in TOPICS.items()
+        if name not in existing
+    ]
+    admin = _admin(connection)
+    for name, future in admin.create_topics(new).items() if new else ():
+        try:
+            future.result(TIMEOUT)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise Fatal(f"topic {name} was not created: {error.args[0].str()}") from error
+    check(connection)
+    return [topic.topic for topic in new]
+
+
+def check(connection: Connection) -> dict[str, Found]:
+    """Refuses a cluster on which groups would be split or records refused."""
+    found = find(connection)
+    missing = [connection.topic(name) for name in TOPICS if name not in found]
+    if missing:
+        raise TopicMismatch(
+            f"{', '.join(missing)} not found at {connection.bootstrap}; "
+            "make what is missing with `steplog topics create`"
+        )
+    steps, rewarded = found[STEPS].partitions, found[REWARDED].partitions
+    if steps != rewarded:
+        raise TopicMismatch(
+            f"{connection.topic(STEPS)} has {steps} partitions and {connection.topic(REWARDED)} has "
+            f"{rewarded}, so a group would lie in two places; make both anew with the same number"
+        )
+    _check_sizes(connection)
+    return found
+
+
+def find(connection: Connection) -> dict[str, Found]:
+    """Our topics that exist, by their names without the prefix."""
+    try:
+        metadata = _admin(connection).list_topics(timeout=TIMEOUT)
+    except KafkaException as error:
+        raise BrokerUnavailable(
+            f"no broker answers at {connection.bootstrap}: {error.args[0].str()}; "
+            "start one with `steplog kafka start` or name yours with --bootstrap"
+        ) from error
+    names = {connection.topic(name): name for name in TOPICS}
+    return {
+        names[topic]: Found(len(about.partitions), len(about.partitions[0].replicas))
+        for topic, about in metadata.topics.items()
+        if topic in names
+    }
+
+
+def _count(name: str, existing: Mapping[str, Found], partitions: int) -> int:
+    """The asked number, unless the topic's twin is there already."""
+    twin = existing.get({STEPS: REWARDED, REWARDED: STEPS}.get(name, ""))
+    return twin.partitions if twin else partitions
+
+
+def _check_sizes(connection: Connection) -> None:
+    resources = [ConfigResource(ResourceType.TOPIC, connection.topic(name)) for name in TOPICS]
+    admin = _admin(connection)
+    for resource, future in admin.describe_configs(resources).items():
+        limit = int(future.result(TIMEOUT)["max.message.bytes"].value)
+        if limit < MAX_MESSAGE_BYTES:
+            raise TopicMismatch(
+                f"{resource.name} takes messages of {limit:,} bytes and needs {MAX_MESSAGE_BYTES:,}; "
+                "raise its max.message.bytes"
+            )
+
+
+def _admin(connection: Connection) -> AdminClient:
+    """Keep it until its answers are there: they are cancelled when it is collected."""
+    return AdminClient(connection.confluent())

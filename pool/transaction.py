@@ -1,0 +1,166 @@
+"""One Kafka transaction at a time: outputs and offsets together, or neither.
+
+Every attempt ends in one of three ways, and the caller always knows which:
+
+* it is committed;
+* it is not, and the same outputs may go into the next one (`Aborted`);
+* another process owns the transactional id, and this one must stop (`Fenced`).
+
+When the broker does not say (a time-out while committing), the producer is made anew under the same
+id, which ends the old transaction one way or the other, and the group's offsets tell which way: they
+are part of it. Going on with the old producer could finish a later transaction by mistake
+(KAFKA-17754).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Producer as ConfluentProducer
+
+from pool.connection import Connection
+from pool.errors import BrokerUnavailable, Fenced, Retryable
+from pool.producer import Output, producer_options
+
+TRANSACTION_TIMEOUT = 10.0
+"""A killed process's open transaction blocks every reader for this long."""
+CALL_TIMEOUT = 5.0
+
+
+class Aborted(Retryable):
+    """The transaction did not take place."""
+
+
+class _InDoubt(Exception):
+    """The broker did not say whether the transaction took place."""
+
+
+class Transactions:
+    """The transactional producer of one consumer."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        transactional_id: str,
+        patience: float,
+        probe: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._id = transactional_id
+        self._patience = patience
+        self._probe = probe
+        self._producer = self._begin_anew()
+
+    def commit(
+        self,
+        consumer: Consumer,
+        membership: object,
+        outputs: Iterable[Output],
+        offsets: Sequence[TopicPartition],
+    ) -> None:
+        """Raises `Aborted` or `Fenced` when the transaction did not take place."""
+        try:
+            self._attempt(membership, outputs, offsets)
+        except _InDoubt as doubt:
+            self._producer = self._begin_anew()
+            if not self._is_committed(consumer, offsets):
+                raise Aborted(f"the broker did not finish the transaction: {doubt}") from doubt
+
+    def _attempt(
+        self, membership: object, outputs: Iterable[Output], offsets: Sequence[TopicPartition]
+    ) -> None:
+        self._call(self._producer.begin_transaction)
+        try:
+            for output in outputs:
+                self._produce(output)
+            self._probe("produced")
+            self._call(
+                self._producer.send_offsets_to_transaction, list(offsets), membership, CALL_TIMEOUT
+            )
+            self._probe("offsets sent")
+            self._call(self._producer.commit_transaction, CALL_TIMEOUT)
+        except Aborted:
+            self._call(self._producer.abort_transaction, CALL_TIMEOUT)
+            raise
+
+    def _produce(self, output: Output) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    output.topic, output.value, output.key, headers=list(output.headers)
+                )
+                return
+            except BufferError:
+                self._producer.poll(0.1)
+            except KafkaException as error:
+                raise Aborted(f"{output.topic} refused a record: {error.args[0].str()}") from error
+
+    def _call(self, step: Callable[..., None], *arguments: object) -> None:
+        """Runs one step of a transaction, again while the broker asks for patience."""
+        deadline = time.monotonic() + TRANSACTION_TIMEOUT
+        while True:
+            try:
+                return step(*arguments)
+            except KafkaException as failure:
+                error: KafkaError = failure.args[0]
+                if error.fatal():
+                    raise Fenced(
+                        f"transactional id {self._id} was taken over by another process, or its "
+                        f"transaction outlived the broker's patience: {error.str()}"
+                    ) from failure
+                if error.txn_requires_abort():
+                    raise Aborted(error.str()) from failure
+                if not error.retriable() or time.monotonic() > deadline:
+                    raise _InDoubt(error.str()) from failure
+
+    def _begin_anew(self) -> ConfluentProducer:
+        """A producer under our id; whatever its predecessor left open is ended before it returns."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            producer = ConfluentProducer(
+                producer_options(
+                    self._connection,
+                    transactional_id=self._id,
+                    transaction_timeout_ms=int(TRANSACTION_TIMEOUT * 1000),
+                    # The next transaction may begin before the last one's markers are written; the
+                    # broker then says "again", and waiting 100 ms for that would be most of our time.
+                    retry_backoff_ms=5,
+                )
+            )
+            try:
+                producer.init_transactions(CALL_TIMEOUT)
+                return producer
+            except KafkaException as failure:
+                error: KafkaError = failure.args[0]
+                if error.fatal():
+                    raise Fenced(f"transactional id {self._id}: {error.str()}") from failure
+                if time.monotonic() > deadline:
+                    raise BrokerUnavailable(
+                        f"no broker at {self._connection.bootstrap} opened transactions for "
+                        f"{self._patience:g} s: {error.str()}"
+                    ) from failure
+
+    def _is_committed(self, consumer: Consumer, offsets: Sequence[TopicPartition]) -> bool:
+        asked = [TopicPartition(o.topic, o.partition) for o in offsets]
+        found = {tp.partition: tp for tp in read_offsets(consumer, asked, self._patience)}
+        return all(
+            (found[o.partition].offset, found[o.partition].metadata) == (o.offset, o.metadata)
+            for o in offsets
+        )
+
+
+def read_offsets(
+    consumer: Consumer, partitions: Sequence[TopicPartition], patience: float
+) -> list[TopicPartition]:
+    """The group's committed offsets, once no transaction on them is open."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            found: list[TopicPartition] = consumer.committed(list(partitions), timeout=CALL_TIMEOUT)
+            return found
+        except KafkaException as failure:
+            if time.monotonic() > deadline:
+                raise BrokerUnavailable(
+                    f"the group's offsets could not be read for {patience:g} s: "
+                    f"{failure.args[0].str()}"
+                ) from failure
