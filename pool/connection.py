@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from schemas import Codec
+from schemas.registry import SchemaRegistry
+
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Largest record that a producer takes. Topics allow a little more, for a reward worker's notes."""
 MAX_MESSAGE_BYTES = MAX_RECORD_BYTES + 64 * 1024
@@ -44,6 +47,10 @@ class Connection(BaseModel):
 
     def topic(self, name: str) -> str:
         return self.topic_prefix + name
+
+    def codec(self) -> Codec:
+        """Writes Confluent's framing with a registry, else Avro single-object encoding."""
+        return Codec(SchemaRegistry(self.registry_url) if self.registry_url else None)
 
     def _password(self) -> str | None:
         return self.sasl_password.get_secret_value() if self.sasl_password else None

@@ -1,0 +1,110 @@
+"""Reading a topic without joining a group: for people, followers and replay.
+
+Readers see committed records only, in the order of their partition. They commit nothing and hold
+nobody up.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import NamedTuple
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from aiokafka.partitioner import murmur2
+
+from pool.connection import MAX_MESSAGE_BYTES, Connection
+from pool.errors import BrokerUnavailable, OffsetLost, TopicMismatch
+from pool.topics import find
+
+
+class Bounds(NamedTuple):
+    """What a partition holds: the first offset and the one after the last."""
+
+    low: int
+    end: int
+
+
+class Reader:
+    """One topic, open for reading; made by `open_topic`."""
+
+    def __init__(self, topic: str, partitions: int, consumer: AIOKafkaConsumer) -> None:
+        self.topic = topic
+        self.partitions = range(partitions)
+        self._consumer = consumer
+
+    async def bounds(self, partitions: Sequence[int]) -> dict[int, Bounds]:
+        places = [TopicPartition(self.topic, number) for number in partitions]
+        low = await self._consumer.beginning_offsets(places)
+        end = await self._consumer.end_offsets(places)
+        return {place.partition: Bounds(low[place], end[place]) for place in places}
+
+    async def offsets_at(self, time: datetime, partitions: Sequence[int]) -> dict[int, int]:
+        """The first offset of each partition that was written at `time` or later."""
+        stamp = int(time.timestamp() * 1000)
+        found = await self._consumer.offsets_for_times(
+            {TopicPartition(self.topic, number): stamp for number in partitions}
+        )
+        bounds = await self.bounds(partitions)
+        return {
+            place.partition: at.offset if at else bounds[place.partition].end
+            for place, at in found.items()
+        }
+
+    def partition_of(self, key: str) -> int:
+        """Where every client of ours puts the records of a key."""
+        return int((murmur2(key.encode()) & 0x7FFFFFFF) % len(self.partitions))
+
+    async def read(
+        self, starts: Mapping[int, int], ends: Mapping[int, int] | None = None
+    ) -> AsyncIterator[ConsumerRecord]:
+        """Records from `starts` on, up to `ends`; without these, for ever."""
+        places = [TopicPartition(self.topic, number) for number in starts]
+        self._consumer.assign(places)
+        for place in places:
+            self._consumer.seek(place, starts[place.partition])
+        while ends is None or not await self._is_over(ends):
+            batches = await self._consumer.getmany(timeout_ms=200)
+            for batch in batches.values():
+                for record in batch:
+                    if ends is None or record.offset < ends[record.partition]:
+                        yield record
+
+    async def _is_over(self, ends: Mapping[int, int]) -> bool:
+        """Positions count, not records: the last offsets may be transaction markers."""
+        for number, end in ends.items():
+            if await self._consumer.position(TopicPartition(self.topic, number)) < end:
+                return False
+        return True
+
+
+@asynccontextmanager
+async def open_topic(connection: Connection, topic: str) -> AsyncIterator[Reader]:
+    """Opens one of our topics, named without the prefix."""
+    name = connection.topic(topic)
+    found = await asyncio.to_thread(find, connection)
+    if topic not in found:
+        raise TopicMismatch(
+            f"topic {name} does not exist at {connection.bootstrap}; "
+            "`steplog topics list` says which do"
+        )
+    consumer = AIOKafkaConsumer(
+        **connection.aiokafka(
+            isolation_level="read_committed",
+            auto_offset_reset="none",
+            enable_auto_commit=False,
+            max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
+        )
+    )
+    reader = Reader(name, found[topic].partitions, consumer)
+    try:
+        consumer.assign([TopicPartition(name, number) for number in reader.partitions])
+        await consumer.start()
+        yield reader
+    except (NoOffsetForPartitionError, OffsetOutOfRangeError) as error:
+        raise OffsetLost(f"{name} no longer holds, or does not yet hold, that offset: {error}") from error
+    except KafkaError as error:
+        raise BrokerUnavailable(f"{connection.bootstrap} went away: {error}") from error
+    finally:
+        await consumer.stop()

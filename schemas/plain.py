@@ -1,0 +1,42 @@
+"""Records as plain JSON values: what a person, `jq` or a data frame reads.
+
+Field names are the schema's. Packed numbers become arrays, JSON text becomes what it says, and other
+bytes become hexadecimal; the schema's `logicalType` tells which is which.
+"""
+
+import json
+from typing import Any
+
+import msgspec
+
+from schemas.codec import Schema, current_schema
+from schemas.packing import unpack_doubles, unpack_ids, unpack_logprobs
+from schemas.records import Record
+
+UNPACK = {
+    "int32-le": lambda packed: unpack_ids(packed).tolist(),
+    "float32-le": lambda packed: unpack_logprobs(packed).tolist(),
+    "float64-le": lambda packed: unpack_doubles(packed).tolist(),
+    "json": json.loads,
+}
+
+
+def plain(record: Record) -> dict[str, Any]:
+    datum = msgspec.to_builtins(record, builtin_types=(bytes,))
+    return _fields(current_schema(type(record)), datum)
+
+
+def _fields(schema: Schema, datum: dict[str, Any]) -> dict[str, Any]:
+    return {f["name"]: _value(f["type"], datum[f["name"]]) for f in schema["fields"]}
+
+
+def _value(kind: Any, value: Any) -> Any:
+    if isinstance(kind, list):
+        kind = next(branch for branch in kind if branch != "null")
+    if value is None or not isinstance(kind, dict):
+        return value.hex() if isinstance(value, bytes) else value
+    if kind.get("logicalType") in UNPACK:
+        return UNPACK[kind["logicalType"]](value)
+    if kind["type"] == "array":
+        return [_value(kind["items"], item) for item in value]
+    return _fields(kind, value) if kind["type"] == "record" else value

@@ -1,0 +1,153 @@
+"""`steplog cat`: the records of a topic as JSON lines.
+
+One line per record: its type, partition, offset, time and key, then the record under the schema's
+own names, with prompts in full. What cannot be decoded is shown as it is, with the reason.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import msgspec
+from aiokafka import ConsumerRecord
+from pydantic import Field, field_validator
+
+from pool.connection import Connection
+from pool.errors import PoolError
+from pool.history import PromptHistory, open_history
+from pool.prompts import BrokenPrompt
+from pool.reader import Reader, open_topic
+from pool.topics import TOPICS
+from schemas import Codec, Record, SchemaError, Step
+from schemas.packing import unpack_ids
+from schemas.plain import plain
+
+
+class CatSettings(Connection):
+    """What to show of a topic."""
+
+    topic: str = Field(
+        description=f"one of {', '.join(TOPICS)}", json_schema_extra={"positional": True}
+    )
+    from_: int | datetime | None = Field(
+        None, description="first offset of every partition, or a time like 2030-01-31T12:00:00Z"
+    )
+    key: str | None = Field(None, description="only records of this key, such as a prompt_uid")
+    limit: int | None = Field(None, ge=0, description="stop after so many records")
+    follow: bool = Field(False, description="wait for new records")
+    tokenizer: str | None = Field(None, description="folder of a tokenizer: shows ids as text too")
+
+    @field_validator("topic")
+    @classmethod
+    def _known_topic(cls, topic: str) -> str:
+        if topic not in TOPICS:
+            raise ValueError(f"there is no topic {topic!r}; choose one of {', '.join(TOPICS)}")
+        return topic
+
+    @field_validator("from_")
+    @classmethod
+    def _in_utc(cls, start: int | datetime | None) -> int | datetime | None:
+        if isinstance(start, datetime) and start.tzinfo is None:
+            return start.replace(tzinfo=UTC)
+        return start
+
+
+class Tokenizer(Protocol):
+    def decode(self, token_ids: list[int]) -> str: ...
+
+
+def cat(settings: CatSettings, say: Callable[[str], None]) -> None:
+    """Writes one line per record; ends at the end of the topic unless it follows."""
+    tokenizer = load_tokenizer(settings.tokenizer) if settings.tokenizer else None
+    asyncio.run(_cat(settings, tokenizer, say))
+
+
+async def _cat(
+    settings: CatSettings, tokenizer: Tokenizer | None, say: Callable[[str], None]
+) -> None:
+    codec = settings.codec()
+    async with (
+        open_topic(settings, settings.topic) as reader,
+        open_history(settings, settings.topic, codec) as history,
+    ):
+        left = settings.limit
+        async for message in _messages(settings, reader):
+            if left == 0:
+                return
+            line = await _line(message, codec, history, tokenizer)
+            say(msgspec.json.encode(line).decode())
+            left = None if left is None else left - 1
+
+
+async def _messages(settings: CatSettings, reader: Reader) -> AsyncIterator[ConsumerRecord]:
+    partitions = list(reader.partitions)
+    if settings.key is not None:
+        partitions = [reader.partition_of(settings.key)]
+    bounds = await reader.bounds(partitions)
+    starts = {number: bounds[number].low for number in partitions}
+    if isinstance(settings.from_, datetime):
+        starts = await reader.offsets_at(settings.from_, partitions)
+    elif settings.from_ is not None:
+        wanted = settings.from_
+        starts = {n: min(max(wanted, b.low), b.end) for n, b in bounds.items()}
+    ends = None if settings.follow else {number: bounds[number].end for number in partitions}
+    async for message in reader.read(starts, ends):
+        if settings.key is None or message.key == settings.key.encode():
+            yield message
+
+
+async def _line(
+    message: ConsumerRecord, codec: Codec, history: PromptHistory, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    place = {
+        "partition": message.partition,
+        "offset": message.offset,
+        "timestamp": datetime.fromtimestamp(message.timestamp / 1000, UTC).isoformat(),
+        "key": message.key and message.key.decode(errors="replace"),
+    }
+    if message.headers:
+        place["headers"] = {name: value.decode(errors="replace") for name, value in message.headers}
+    if message.value is None:
+        return {"type": "tombstone", **place}
+    try:
+        record = codec.decode(message.value)
+    except SchemaError as error:
+        return {"type": "undecodable", **place, "reason": str(error), "value": message.value.hex()}
+    fields = await _fields(record, message, history, tokenizer)
+    return {"type": type(record).__name__, **place, **fields}
+
+
+async def _fields(
+    record: Record, message: ConsumerRecord, history: PromptHistory, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    fields = plain(record)
+    if isinstance(record, Step):
+        try:
+            prompt = await history.prompt(record, message.partition, message.offset)
+            fields["prompt_ids"] = unpack_ids(prompt).tolist()
+        except BrokenPrompt as broken:
+            fields["prompt_ids"] = None
+            fields["problem"] = str(broken)
+        if tokenizer is not None:
+            fields["prompt_text"] = tokenizer.decode(fields["prompt_ids"] or [])
+            fields["response_text"] = tokenizer.decode(fields["response_ids"])
+    return fields
+
+
+class TokenizerError(PoolError):
+    """The folder holds no tokenizer that transformers can load."""
+
+
+def load_tokenizer(folder: str) -> Tokenizer:
+    # It prints advice on stderr about torch, which decoding does not need.
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise TokenizerError(f"no tokenizer could be loaded from {folder}: {reason}") from error
+    return tokenizer

@@ -1,0 +1,142 @@
+"""The `steplog` command: one table of commands, each a function of its service's settings.
+
+Settings, and the services behind them, are imported for the chosen command only, so that help is
+quick. A function returns the exit status. What a person can mend is one sentence on stderr, with
+status 1, or 2 when it is about usage or settings.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from steplog.local_kafka import Broker, LocalKafkaSettings
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""What a shell reports of a program that SIGINT or SIGPIPE ended."""
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def kafka_start(settings: "LocalKafkaSettings") -> int:
+    from steplog import local_kafka
+
+    running = local_kafka.status(settings.dir)
+    broker = local_kafka.start(settings.dir, settings.port, settings.heap)
+    say(f"{'already running' if running else 'started'}: {_describe(broker)}")
+    return 0
+
+
+def kafka_stop(settings: "LocalKafkaSettings") -> int:
+    from steplog import local_kafka
+
+    broker = local_kafka.stop(settings.dir)
+    say(f"stopped: {_describe(broker)}" if broker else f"no broker runs in {settings.dir}")
+    return 0
+
+
+def kafka_status(settings: "LocalKafkaSettings") -> int:
+    from steplog import local_kafka
+
+    broker = local_kafka.status(settings.dir)
+    say(f"running: {_describe(broker)}" if broker else f"no broker runs in {settings.dir}")
+    return 0 if broker else 1
+
+
+def _describe(broker: "Broker") -> str:
+    return f"Kafka {broker.version} on {broker.bootstrap}, pid {broker.pid}, in {broker.directory}"
+
+
+@dataclass(frozen=True)
+class Command:
+    """What `steplog WORDS…` does, and whose settings it takes (a key of `settings.SERVICES`)."""
+
+    words: tuple[str, ...]
+    help: str
+    service: str
+    run: Callable[[Any], int]
+
+
+GROUPS = {
+    "kafka": "a local broker, for development and tests",
+}
+COMMANDS = [
+    Command(("kafka", "start"), "start the local broker", "kafka", kafka_start),
+    Command(("kafka", "stop"), "stop it; the data stay", "kafka", kafka_stop),
+    Command(("kafka", "status"), "say whether it runs (status 1: no)", "kafka", kafka_status),
+]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is still buffered has no reader; Python would complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _run(words: list[str]) -> int:
+    namespace = _parser(words).parse_args(words)
+    command: Command = namespace.command_
+    from pool.errors import PoolError
+    from steplog.kafka_jars import LocalKafkaError
+    from steplog.settings import SettingsError, load, settings_class
+
+    try:
+        cls = settings_class(command.service)
+        return command.run(load(cls, command.service, namespace, os.environ))
+    except SettingsError as error:
+        return _fail(2, *error.problems)
+    except (PoolError, LocalKafkaError) as error:
+        return _fail(1, str(error))
+
+
+def _fail(status: int, *sentences: str) -> int:
+    for sentence in sentences:
+        sys.stderr.write(f"steplog: {sentence}\n")
+    return status
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The whole tree of commands; only the one that `words` name has its options."""
+    parser = argparse.ArgumentParser(
+        prog="steplog",
+        description="A Kafka log between LLM agents and the trainer that learns from them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"steplog {version('steplog')}")
+    top = parser.add_subparsers(metavar="COMMAND", required=True)
+    groups = {}
+    for name, help_ in GROUPS.items():
+        group = top.add_parser(name, help=help_, description=help_, allow_abbrev=False)
+        groups[name] = group.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        *group_, name = command.words
+        level = groups[group_[0]] if group_ else top
+        leaf = level.add_parser(
+            name, help=command.help, description=command.help, allow_abbrev=False
+        )
+        leaf.set_defaults(command_=command)
+        if tuple(words[: len(command.words)]) == command.words:
+            _add_options(leaf, command.service)
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser, service: str) -> None:
+    from steplog.settings import add_options, settings_class
+
+    add_options(parser, settings_class(service))

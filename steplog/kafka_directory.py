@@ -1,0 +1,120 @@
+"""What a local broker's directory holds before the broker starts: its settings and formatted data.
+
+A directory is ours when it is empty or its `server.properties` begins with our mark; any other is
+refused. `data` appears by one rename, so it is either formatted or not there. Kafka runs with the
+directory as its working directory, so no setting names a path that Java could read differently.
+"""
+
+import base64
+import re
+import shutil
+import subprocess
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from pool.connection import MAX_MESSAGE_BYTES
+from steplog.kafka_jars import LocalKafkaError
+
+HOST = "127.0.0.1"
+PROPERTIES = "server.properties"
+CAUSE = re.compile(r'(Caused by: |Exception in thread "\S+" )?[\w.$]+(Exception|Error): ')
+MARK = "# Written by steplog at every start; changes are lost."
+
+
+def prepare(directory: Path, port: int, controller_port: int, java: Sequence[str]) -> None:
+    """Write the settings, and format the data if there are none. `java` runs a class of Kafka's."""
+    _refuse_foreign(directory)
+    data = directory / "data"
+    if data.exists():
+        _check_data(data)
+    else:
+        fresh = directory / "data.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        _write_settings(directory, fresh.name, port, controller_port)
+        _format(directory, java)
+        fresh.rename(data)
+    _write_settings(directory, data.name, port, controller_port)
+
+
+def last_error(said: str) -> str:
+    """The last error that Kafka told, by its deepest cause; without errors, its last line."""
+    lines = said.strip().splitlines() or ["it said nothing"]
+    errors = [number for number, line in enumerate(lines) if " ERROR " in line]
+    told = lines[errors[-1] :] if errors else lines
+    causes = [line for line in told if CAUSE.match(line)]
+    plain = told[0] if errors else told[-1]
+    return (causes or [plain])[-1].strip()[:300]
+
+
+def _refuse_foreign(directory: Path) -> None:
+    settings = directory / PROPERTIES
+    if settings.exists() and settings.read_text(errors="replace").startswith(MARK):
+        return
+    strangers = sorted(entry.name for entry in directory.iterdir())
+    if strangers:
+        raise LocalKafkaError(
+            f"{directory} holds files that are not a local broker's, like {strangers[0]}; choose an"
+            " empty directory"
+        )
+
+
+def _check_data(data: Path) -> None:
+    meta = data / "meta.properties"
+    lines = meta.read_text(errors="replace").splitlines() if meta.is_file() else []
+    if not {"version=1", "node.id=1"} <= set(lines):
+        raise LocalKafkaError(
+            f"{meta} is missing or damaged, so the broker cannot use its data; move {data} away to"
+            " begin with an empty log"
+        )
+
+
+def _format(directory: Path, java: Sequence[str]) -> None:
+    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "--config", PROPERTIES]
+    done = subprocess.run([*java, *tool], cwd=directory, capture_output=True, text=True)
+    if done.returncode:
+        said = last_error(done.stdout + done.stderr)
+        raise LocalKafkaError(
+            f"Kafka could not format {directory} ({said}); see {directory}/broker.log"
+        )
+
+
+def _write_settings(directory: Path, data: str, port: int, controller_port: int) -> None:
+    lines = [f"{name}={value}" for name, value in _settings(data, port, controller_port).items()]
+    (directory / PROPERTIES).write_text("\n".join([MARK, *lines, ""]))
+
+
+def _settings(data: str, port: int, controller_port: int) -> dict[str, str | int]:
+    return {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "log.dirs": data,
+        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+        "controller.listener.names": "CONTROLLER",
+        # A static quorum: the data do not remember the controller's port, so each start picks one.
+        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "auto.create.topics.enable": "false",
+        "message.max.bytes": MAX_MESSAGE_BYTES,
+        "replica.fetch.max.bytes": MAX_MESSAGE_BYTES,
+        # One node: one replica of everything, and few partitions, which load quickly.
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 4,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 4,
+        "share.coordinator.state.topic.replication.factor": 1,
+        "share.coordinator.state.topic.min.isr": 1,
+        "share.coordinator.state.topic.num.partitions": 4,
+        # What was killed is replaced in seconds: the broker itself, members and transactions.
+        "broker.session.timeout.ms": 3000,
+        "broker.heartbeat.interval.ms": 1000,
+        "group.initial.rebalance.delay.ms": 0,
+        "group.min.session.timeout.ms": 3000,
+        "group.consumer.min.session.timeout.ms": 3000,
+        "group.consumer.session.timeout.ms": 6000,
+        "group.consumer.min.heartbeat.interval.ms": 500,
+        "group.consumer.heartbeat.interval.ms": 1000,
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
+    }

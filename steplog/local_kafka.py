@@ -1,0 +1,257 @@
+"""A real Kafka broker on this machine: one process, one directory, loopback only.
+
+    DIRECTORY/
+    ├── server.properties  the broker's settings, written at every start
+    ├── data/              the log; it survives stops and kills
+    ├── broker.json        which process runs here
+    └── broker.log         what the broker says
+
+The broker runs in its own session and outlives the command that started it. `broker.json` is
+believed only if that process's command line names this directory: pids are used again, and a killed
+broker leaves its file behind. Whoever changes a directory holds a lock on it, so two starts at once
+give one broker.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from pydantic import BaseModel, ConfigDict, Field
+
+from steplog import kafka_directory, kafka_jars
+from steplog.kafka_directory import HOST
+from steplog.kafka_jars import LocalKafkaError
+
+__all__ = ["Broker", "LocalKafkaError", "LocalKafkaSettings", "start", "status", "stop"]
+
+DEFAULT_PORT = 9092
+DEFAULT_HEAP = "512m"
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 30.0
+POLL_S = 0.05
+
+
+class LocalKafkaSettings(BaseModel):
+    """Where the local broker lives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dir: Path = Field(Path(".steplog/kafka"), description="the broker's data, settings and log")
+    port: int = Field(DEFAULT_PORT, ge=1, le=65535, description=f"clients connect to {HOST}:PORT")
+    heap: str = Field(
+        DEFAULT_HEAP, pattern="^[1-9][0-9]*[mg]$", description="largest Java heap, like 512m or 2g"
+    )
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A broker that was started."""
+
+    directory: Path
+    pid: int
+    port: int
+    version: str
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "broker.log"
+
+    def runs(self) -> bool:
+        return f" {_mark(self.directory)} " in _command_line(self.pid)
+
+
+def start(directory: Path, port: int = DEFAULT_PORT, heap: str = DEFAULT_HEAP) -> Broker:
+    """Start the broker of `directory`, or find it running on that port; return once it answers."""
+    directory = directory.resolve()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory):
+            running = status(directory)
+            if not running:
+                return _start(directory, port, heap)
+    except OSError as error:
+        raise LocalKafkaError(
+            f"cannot keep a broker in {directory}: {error.strerror}; choose a directory that you"
+            " can write"
+        ) from error
+    if running.port != port:
+        raise LocalKafkaError(
+            f"the broker of {directory} already runs, on port {running.port} and not {port}; stop"
+            " it first, or use its port"
+        )
+    _wait_until_it_answers(running)
+    return running
+
+
+def stop(directory: Path) -> Broker | None:
+    """Stop the broker of `directory` and return what ran; None when nothing did."""
+    directory = directory.resolve()
+    if not directory.is_dir():
+        return None
+    try:
+        with _locked(directory):
+            broker = status(directory)
+            if broker:
+                _end(broker)
+    except OSError as error:
+        raise LocalKafkaError(
+            f"cannot stop the broker of {directory}: {error.strerror}; try as its owner"
+        ) from error
+    return broker
+
+
+def status(directory: Path) -> Broker | None:
+    """The broker that runs in `directory`, if one does."""
+    directory = directory.resolve()
+    try:
+        told = json.loads((directory / "broker.json").read_text())
+        broker = Broker(directory, int(told["pid"]), int(told["port"]), str(told["version"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return broker if broker.runs() else None
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _mark(directory: Path) -> str:
+    return f"-Dsteplog.directory={directory}"
+
+
+def _command_line(pid: int) -> str:
+    """A process's command line; empty when it is gone or a zombie."""
+    if Path("/proc/self/cmdline").exists():
+        with suppress(OSError):
+            return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).replace("\0", " ")
+        return ""
+    command = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def _start(directory: Path, port: int, heap: str) -> Broker:
+    controller_port = _free_controller_port(port)
+    java = ["/usr/bin/env", "LC_ALL=C.UTF-8"]  # in other locales, Java misreads some paths
+    java += [kafka_jars.java(), f"-Xmx{heap}", "-XX:+ExitOnOutOfMemoryError", _mark(directory)]
+    java += ["-Dlog4j2.configurationFile=classpath:kafka-log4j2.xml"]
+    java += ["-cp", f"{kafka_jars.jars()}/*:{Path(__file__).parent}"]
+    kafka_directory.prepare(directory, port, controller_port, java)
+    log_before = _size(directory / "broker.log")
+    pid = _spawn(directory, [*java, "kafka.Kafka", kafka_directory.PROPERTIES])
+    broker = Broker(directory, pid, port, kafka_jars.version())
+    try:
+        _remember(broker)
+        _wait_until_it_answers(broker, log_before)
+    except BaseException:
+        _end(broker)
+        raise
+    return broker
+
+
+def _free_controller_port(port: int) -> int:
+    """A free port for the controller; the broker's own must be free too, and is held meanwhile."""
+    with socket.socket() as broker, socket.socket() as controller:
+        broker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            broker.bind((HOST, port))
+        except OSError as error:
+            raise LocalKafkaError(
+                f"cannot listen on port {port} of {HOST}: {error.strerror}; stop what uses it, or"
+                " choose another port"
+            ) from error
+        controller.bind((HOST, 0))
+        return int(controller.getsockname()[1])
+
+
+def _spawn(directory: Path, command: Sequence[str]) -> int:
+    """Run a command that outlives us, and return its pid.
+
+    The shell in between ends at once, so the broker is nobody's child: a long-lived caller is left
+    with no zombie. Before the shell's copy becomes Java, its command line carries the mark too.
+    """
+    script = '"$@" >>broker.log 2>&1 </dev/null & echo $!'
+    shell = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", *command],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        start_new_session=True,
+    )
+    return int(shell.stdout)
+
+
+def _remember(broker: Broker) -> None:
+    told = {"pid": broker.pid, "port": broker.port, "version": broker.version}
+    fresh = broker.directory / "broker.json.new"
+    fresh.write_text(json.dumps(told) + "\n")
+    fresh.replace(broker.directory / "broker.json")
+
+
+def _wait_until_it_answers(broker: Broker, log_before: int = 0) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    quiet = {"log_level": 0}  # refused connections are no news here
+    admin = AdminClient(
+        {"bootstrap.servers": broker.bootstrap, "reconnect.backoff.max.ms": 200, **quiet}
+    )
+    while time.monotonic() < deadline:
+        if not broker.runs():
+            said = broker.log.read_bytes()[log_before:].decode(errors="replace")
+            raise LocalKafkaError(
+                f"the broker of {broker.directory} ended while it started"
+                f" ({kafka_directory.last_error(said)}); see {broker.log}"
+            )
+        with suppress(KafkaException):
+            if admin.list_topics(timeout=1).brokers:
+                return
+    raise LocalKafkaError(
+        f"the broker on {broker.bootstrap} did not answer in {START_LIMIT_S:.0f} s;"
+        f" see {broker.log}"
+    )
+
+
+def _end(broker: Broker) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if broker.runs():
+            with suppress(ProcessLookupError):
+                os.kill(broker.pid, number)
+        if _ended(broker):
+            (broker.directory / "broker.json").unlink(missing_ok=True)
+            return
+    raise LocalKafkaError(
+        f"the broker of {broker.directory} (pid {broker.pid}) does not end, even when killed; look"
+        " at what the process waits for"
+    )
+
+
+def _ended(broker: Broker) -> bool:
+    deadline = time.monotonic() + STOP_LIMIT_S
+    while broker.runs():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0

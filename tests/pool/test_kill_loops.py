@@ -1,0 +1,264 @@
+"""Processes die for real, and every expected record is in the output topic exactly once."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from pool import topics
+from pool.connection import Connection
+from pool.producer import Producer
+from pool.reader import open_topic
+from pool.topics import REWARDED, STEPS
+from schemas import Record, Step, TrajectoryEnd
+from steplog import local_kafka
+from tests.conftest import free_port
+from tests.pool import copier
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+KILLS = 25
+STEPS_EACH = 3
+REBALANCE = 60.0
+"""Seconds for a group to settle after a kill, on a busy machine."""
+
+
+class Load:
+    """Writes trajectories in the background until it is told to stop, and knows what it wrote."""
+
+    def __init__(self, connection: Connection, rate: float) -> None:
+        self._connection = connection
+        self._pause = 1 / rate
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._write()))
+        self.acknowledged: list[str] = []
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> "Load":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    async def _write(self) -> None:
+        producer = Producer(self._connection, self._connection.codec(), timeout=60)
+        number = 0
+        async with producer:
+            while not self._stop.is_set():
+                await asyncio.gather(self._trajectory(producer, number), asyncio.sleep(self._pause))
+                number += 1
+
+    async def _trajectory(self, producer: Producer, number: int) -> None:
+        for record in trajectory(number):
+            await producer.send(STEPS, f"p{number % 40}", record)
+            self.acknowledged.append(identity(record))
+
+
+def trajectory(number: int) -> Iterator[Record]:
+    about = {"trajectory_uid": f"t{number}", "prompt_uid": f"p{number % 40}", "run": "r"}
+    for index in range(STEPS_EACH):
+        yield Step(
+            step_id=f"s{number}.{index}",
+            step_index=index,
+            prompt_ids=b"\1\0\0\0",
+            response_ids=b"\2\0\0\0",
+            response_logprobs=b"\0\0\0\0",
+            **about,  # type: ignore[arg-type]
+        )
+    yield TrajectoryEnd(
+        end_id=f"e{number}",
+        status="completed",
+        steps=STEPS_EACH,
+        reward=1.0,
+        **about,  # type: ignore[arg-type]
+    )
+
+
+def identity(record: Record) -> str:
+    return record.step_id if isinstance(record, Step) else getattr(record, "end_id")  # noqa: B009
+
+
+class Worker:
+    """A copier process."""
+
+    started: ClassVar[list[subprocess.Popen[str]]] = []
+
+    def __init__(
+        self, connection: Connection, name: str, die_at: str = "", after: int = 1, busy: float = 0
+    ) -> None:
+        command = [sys.executable, "-m", "tests.pool.copier", connection.model_dump_json(), name]
+        command += ["--die-at", die_at, "--die-after", str(after), "--busy", str(busy)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.started.append(self.process)
+
+    def wait_until_killed(self) -> str:
+        """The stage at which it died."""
+        said, _ = self.process.communicate(timeout=REBALANCE)
+        assert self.process.returncode == -signal.SIGKILL, "it ended by itself"
+        return said.strip().removeprefix("died at ")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(timeout=REBALANCE) == 0
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left() -> Iterator[None]:
+    yield
+    for process in Worker.started:
+        process.kill()
+        process.communicate()
+    Worker.started.clear()
+
+
+def lag(connection: Connection) -> int:
+    """What any Kafka tool shows for the group."""
+    consumer = Consumer(connection.confluent(group_id=copier.GROUP))
+    found = topics.find(connection)[STEPS].partitions
+    places = [TopicPartition(connection.topic(STEPS), number) for number in range(found)]
+    committed = consumer.committed(places, timeout=30)
+    ends = [consumer.get_watermark_offsets(place, timeout=30)[1] for place in places]
+    consumer.close()
+    return sum(end - max(0, at.offset) for at, end in zip(committed, ends, strict=True))
+
+
+def wait_for_no_lag(connection: Connection) -> None:
+    deadline = time.monotonic() + REBALANCE
+    while lag(connection):
+        assert time.monotonic() < deadline, f"a lag of {lag(connection)} stays"
+        time.sleep(0.2)
+
+
+async def copies(connection: Connection) -> Counter[str]:
+    codec, found = connection.codec(), Counter[str]()
+    async with open_topic(connection, REWARDED) as reader:
+        bounds = await reader.bounds(list(reader.partitions))
+        starts = {number: b.low for number, b in bounds.items()}
+        ends = {number: b.end for number, b in bounds.items()}
+        async for message in reader.read(starts, ends):
+            found[identity(codec.decode(message.value))] += 1
+    return found
+
+
+def settle(connection: Connection, load: Load) -> None:
+    """After a quiet period every acknowledged record has one copy, and nothing else has any."""
+    load.finish()
+    last = Worker(connection, "last")
+    wait_for_no_lag(connection)
+    wait_for_copies(connection, len(load.acknowledged))
+    last.stop()
+    assert asyncio.run(copies(connection)) == Counter(load.acknowledged)
+
+
+def wait_for_copies(connection: Connection, expected: int) -> None:
+    deadline = time.monotonic() + REBALANCE
+    while asyncio.run(copies(connection)).total() < expected:
+        assert time.monotonic() < deadline, "records are missing in the output"
+
+
+def test_a_consumer_killed_at_any_point_writes_each_record_once(connection: Connection) -> None:
+    topics.create(connection, partitions=4)
+    points = [stage for stage in copier.STAGES for _ in range(KILLS // len(copier.STAGES))]
+    random.Random(7).shuffle(points)
+    hit: Counter[str] = Counter()
+    with Load(connection, rate=30) as load:
+        process_something(connection, load)
+        for number, stage in enumerate(points):
+            worker = Worker(connection, "a", stage, after=random.Random(number).randint(1, 4))
+            if stage == "revoking":
+                hit[die_of_revocation(connection, worker)] += 1
+            else:
+                hit[worker.wait_until_killed()] += 1
+        settle(connection, load)
+    assert hit.total() >= 20
+    assert set(hit) == set(copier.STAGES), f"never killed at {set(copier.STAGES) - set(hit)}"
+
+
+def process_something(connection: Connection, load: Load) -> None:
+    """So that there is something to rebuild from the first kill on."""
+    worker = Worker(connection, "a")
+    wait_for_acknowledgements(load, 100)
+    wait_for_copies(connection, 50)
+    worker.stop()
+
+
+def die_of_revocation(connection: Connection, worker: Worker) -> str:
+    """Another member comes and goes, and takes partitions each time, until the worker dies of it."""
+    deadline = time.monotonic() + REBALANCE
+    while worker.process.poll() is None:
+        assert time.monotonic() < deadline, "nothing was revoked"
+        other = Worker(connection, "b")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(timeout=6)
+        other.stop()
+    return worker.wait_until_killed()
+
+
+def test_a_broker_killed_under_the_consumer_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    broker = local_kafka.start(tmp_path, free_port())
+    connection = Connection(bootstrap=broker.bootstrap, topic_prefix="broker-killed.")
+    try:
+        topics.create(connection, partitions=4)
+        worker = Worker(connection, "a")
+        with Load(connection, rate=30) as load:
+            for _ in range(3):
+                wait_for_acknowledgements(load, len(load.acknowledged) + 100)
+                os.kill(broker.pid, signal.SIGKILL)
+                broker = local_kafka.start(tmp_path, broker.port)
+            wait_for_acknowledgements(load, len(load.acknowledged) + 100)
+            worker.process.send_signal(signal.SIGTERM)
+            worker.process.wait(timeout=REBALANCE)
+            settle(connection, load)
+    finally:
+        local_kafka.stop(tmp_path)
+
+
+def wait_for_acknowledgements(load: Load, count: int) -> None:
+    deadline = time.monotonic() + REBALANCE
+    while len(load.acknowledged) < count:
+        assert time.monotonic() < deadline, "the producer is stuck"
+        time.sleep(0.1)
+
+
+def test_members_join_and_leave_while_one_is_busy(connection: Connection) -> None:
+    topics.create(connection, partitions=4)
+    busy = Worker(connection, "busy", busy=2.0)
+    with Load(connection, rate=30) as load:
+        for number in range(5):
+            joining = Worker(connection, f"joining-{number % 2}")
+            wait_for_acknowledgements(load, len(load.acknowledged) + 100)
+            joining.stop()
+        busy.stop()
+        settle(connection, load)
+
+
+def test_a_member_that_was_stopped_and_wakes_up_repeats_nothing(connection: Connection) -> None:
+    topics.create(connection, partitions=4)
+    zombie, other = Worker(connection, "zombie"), Worker(connection, "other")
+    with Load(connection, rate=30) as load:
+        for _ in range(3):
+            wait_for_acknowledgements(load, len(load.acknowledged) + 50)
+            zombie.process.send_signal(signal.SIGSTOP)
+            wait_for_acknowledgements(load, len(load.acknowledged) + 30 * 15 * STEPS_EACH)
+            zombie.process.send_signal(signal.SIGCONT)
+            wait_for_acknowledgements(load, len(load.acknowledged) + 300)
+        other.stop()
+        zombie.stop()
+        settle(connection, load)

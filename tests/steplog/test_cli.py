@@ -1,0 +1,160 @@
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pool.errors import Fatal
+from steplog import cli, local_kafka
+from tests.conftest import free_port
+
+STEPLOG = str(Path(sys.executable).with_name("steplog"))
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("STEPLOG_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+@pytest.fixture
+def stopped(workplace: Path) -> Iterator[Path]:
+    """The default directory; whatever runs there ends with the test."""
+    directory = workplace / ".steplog" / "kafka"
+    yield directory
+    local_kafka.stop(directory)
+
+
+def steplog(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([STEPLOG, *words], capture_output=True, text=True)
+
+
+@pytest.mark.broker
+def test_two_starts_at_once_give_one_broker_that_outlives_them(stopped: Path) -> None:
+    port = free_port()
+    command = [STEPLOG, "kafka", "start", "--port", str(port)]
+    starts = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [start.communicate()[0] for start in starts]
+    assert [start.returncode for start in starts] == [0, 0]
+    broker = local_kafka.status(stopped)
+    assert broker is not None
+    described = f"Kafka {broker.version} on 127.0.0.1:{port}, pid {broker.pid}, in {stopped}"
+    assert all(described in line for line in said)
+
+    running = steplog("kafka", "status")
+    assert (running.returncode, running.stdout) == (0, f"running: {described}\n")
+    again = steplog("kafka", "start", "--port", str(port))
+    assert (again.returncode, again.stdout) == (0, f"already running: {described}\n")
+    stop = steplog("kafka", "stop")
+    assert (stop.returncode, stop.stdout) == (0, f"stopped: {described}\n")
+    for word, status in (("status", 1), ("stop", 0)):
+        nothing = steplog("kafka", word)
+        assert nothing.returncode == status
+        assert nothing.stdout == "no broker runs in .steplog/kafka\n"
+        assert nothing.stderr == ""
+
+
+@pytest.mark.broker
+def test_an_interrupted_start_leaves_no_broker_behind(stopped: Path) -> None:
+    command = [STEPLOG, "kafka", "start", "--port", str(free_port())]
+    start = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pid_file = stopped / "broker.json"
+    while not pid_file.exists() and start.poll() is None:
+        select.select([], [], [], 0.02)
+    process = os.pidfd_open(json.loads(pid_file.read_text())["pid"])
+    start.send_signal(signal.SIGINT)
+    assert start.communicate(timeout=30) == ("", "")
+    assert start.returncode == 130
+    assert select.select([process], [], [], 0)[0]
+    os.close(process)
+    assert not pid_file.exists()
+
+
+def test_a_broker_error_is_one_sentence_and_status_1(workplace: Path) -> None:
+    (workplace / "novel.txt").touch()
+    done = steplog("kafka", "start", "--dir", ".", "--port", str(free_port()))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"steplog: {workplace} holds files that are not a local broker's, like novel.txt; choose an"
+        " empty directory\n"
+    )
+
+
+def test_settings_errors_are_a_sentence_each_and_status_2(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STEPLOG_KAFKA_PROT", "1")
+    done = steplog("kafka", "status", "--port", "70000", "--heap", "much")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "steplog: unknown variable STEPLOG_KAFKA_PROT in the environment; did you mean"
+        " STEPLOG_KAFKA_PORT?",
+        "steplog: --port cannot be used: input should be less than or equal to 65535",
+        "steplog: --heap cannot be used: string should match pattern '^[1-9][0-9]*[mg]$'",
+    ]
+
+
+def test_settings_reach_a_command_from_file_and_environment(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workplace / "steplog.toml").write_text("[kafka]\ndir = 'from-file'\n")
+    assert steplog("kafka", "status").stdout == "no broker runs in from-file\n"
+    monkeypatch.setenv("STEPLOG_KAFKA_DIR", "from-environment")
+    assert steplog("kafka", "status").stdout == "no broker runs in from-environment\n"
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("kafka",), ("kafak",), ("kafka", "begin"), ("kafka", "start", "--prot", "1")]
+)
+def test_usage_errors_are_status_2(words: tuple[str, ...], capsys: object) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--version"], ["--help"], ["kafka", "--help"], ["kafka", "start", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("steplog 0.")
+    assert "--port PORT" in text
+
+
+def test_help_imports_no_service() -> None:
+    code = (
+        "import sys, steplog.cli\n"
+        "try: steplog.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit(bool({'pydantic', 'confluent_kafka', 'steplog.settings'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    reader, writer = os.pipe()
+    os.close(reader)
+    for words in (["--help"], ["kafka", "status"]):
+        done = subprocess.run([STEPLOG, *words], stdout=writer, stderr=subprocess.PIPE)
+        assert (done.returncode, done.stderr) == (141, b"")
+    os.close(writer)
+
+
+def test_an_error_of_the_log_is_one_sentence_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: object) -> int:
+        raise Fatal("the log is closed on Sundays")
+
+    monkeypatch.setattr(cli, "COMMANDS", [cli.Command(("pray",), "pray", "kafka", run)])
+    assert cli.main(["pray"]) == 1
+    assert capsys.readouterr().err == "steplog: the log is closed on Sundays\n"
