@@ -45,7 +45,7 @@ class Connection(BaseModel):
         description="how groups rebalance: consumer (KIP-848) or classic (cooperative-sticky)",
     )
 
-    def topic(self, name: str) -> str:
+    def topic_name(self, name: str) -> str:
         return self.topic_prefix + name
 
     def codec(self) -> Codec:

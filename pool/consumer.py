@@ -97,7 +97,7 @@ class StatefulConsumer(Generic[ItemT]):
         probe: Callable[[str], None] = lambda stage: None,
     ) -> None:
         self._connection = connection
-        self._topic = connection.topic(topic)
+        self._topic = connection.topic_name(topic)
         self._group = group
         self._assembler = assembler
         self._codec = codec
@@ -200,7 +200,7 @@ class StatefulConsumer(Generic[ItemT]):
 
     def _dead_letter(self, letter: Letter, reason: str) -> Output:
         return Output(
-            self._connection.topic(DEAD_LETTERS),
+            self._connection.topic_name(DEAD_LETTERS),
             letter.key,
             letter.value,
             letter.headers_with(self._group, reason),
@@ -427,7 +427,8 @@ def _number(value: int | None) -> int:
 
 
 def _headers(message: Message) -> list[tuple[str, bytes]]:
-    return [(name, _bytes(value) or b"") for name, value in message.headers() or ()]
+    pairs: Any = message.headers() or ()
+    return [(name, _bytes(value) or b"") for name, value in pairs]
 
 
 def _bytes(value: Any) -> bytes | None:

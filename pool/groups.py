@@ -43,6 +43,7 @@ class Judgement(NamedTuple):
 
 
 TRAIN = Judgement("train")
+DEFAULT_RULES = GroupRules()
 
 
 @dataclass(slots=True)
@@ -174,7 +175,7 @@ class GroupAssembler:
     """
 
     def __init__(
-        self, rules: GroupRules = GroupRules(), decided: Iterable[tuple[DecidedGroup, int]] = ()
+        self, rules: GroupRules = DEFAULT_RULES, decided: Iterable[tuple[DecidedGroup, int]] = ()
     ) -> None:
         self._rules = rules
         self._trajectories = TrajectoryAssembler()

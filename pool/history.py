@@ -6,7 +6,7 @@ asked for. `PromptHistory` remembers what was read and looks further back where 
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from pool.connection import Connection
 from pool.prompts import BrokenPrompt, full_prompt
@@ -58,10 +58,9 @@ class PromptHistory:
         return steps
 
     def _try_to_remember(self, step: Step) -> None:
-        try:
+        # Without its own parent, which lies further back, a Step is of no use yet.
+        with suppress(BrokenPrompt):
             self._remember(step, full_prompt(step, self._contexts))
-        except BrokenPrompt:
-            pass  # its own parent lies further back
 
     def _remember(self, step: Step, prompt: bytes) -> None:
         self._contexts[step.step_id] = prompt + step.response_ids

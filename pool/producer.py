@@ -89,7 +89,7 @@ class Producer:
 
     async def send(self, topic: str, key: str, record: Record, headers: Headers = ()) -> Position:
         """Appends the record to one of our topics; gives its place once the broker has it."""
-        name = self._connection.topic(topic)
+        name = self._connection.topic_name(topic)
         value = self._codec.encode(record, name)
         check_size(value, f"the {type(record).__name__} for {name}")
         future = await self._enqueue(Output(name, key, value, headers))

@@ -82,7 +82,7 @@ class Reader:
 @asynccontextmanager
 async def open_topic(connection: Connection, topic: str) -> AsyncIterator[Reader]:
     """Opens one of our topics, named without the prefix."""
-    name = connection.topic(topic)
+    name = connection.topic_name(topic)
     found = await asyncio.to_thread(find, connection)
     if topic not in found:
         raise TopicMismatch(
@@ -99,11 +99,12 @@ async def open_topic(connection: Connection, topic: str) -> AsyncIterator[Reader
     )
     reader = Reader(name, found[topic].partitions, consumer)
     try:
-        consumer.assign([TopicPartition(name, number) for number in reader.partitions])
         await consumer.start()
         yield reader
     except (NoOffsetForPartitionError, OffsetOutOfRangeError) as error:
-        raise OffsetLost(f"{name} no longer holds, or does not yet hold, that offset: {error}") from error
+        raise OffsetLost(
+            f"{name} no longer holds, or does not yet hold, that offset: {error}"
+        ) from error
     except KafkaError as error:
         raise BrokerUnavailable(f"{connection.bootstrap} went away: {error}") from error
     finally:

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import (
-    AdminClient,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewTopic
 
 from pool.connection import MAX_MESSAGE_BYTES, Connection
 from pool.errors import BrokerUnavailable, Fatal, TopicMismatch
@@ -79,7 +77,7 @@ def create(connection: Connection, partitions: int = PARTITIONS, replication: in
     existing = find(connection)
     new = [
         NewTopic(
-            connection.topic(name),
+            connection.topic_name(name),
             num_partitions=1 if topic.ordered else _count(name, existing, partitions),
             replication_factor=replication,
             config=topic.config(),
@@ -101,7 +99,7 @@ def create(connection: Connection, partitions: int = PARTITIONS, replication: in
 def check(connection: Connection) -> dict[str, Found]:
     """Refuses a cluster on which groups would be split or records refused."""
     found = find(connection)
-    missing = [connection.topic(name) for name in TOPICS if name not in found]
+    missing = [connection.topic_name(name) for name in TOPICS if name not in found]
     if missing:
         raise TopicMismatch(
             f"{', '.join(missing)} not found at {connection.bootstrap}; "
@@ -110,8 +108,9 @@ def check(connection: Connection) -> dict[str, Found]:
     steps, rewarded = found[STEPS].partitions, found[REWARDED].partitions
     if steps != rewarded:
         raise TopicMismatch(
-            f"{connection.topic(STEPS)} has {steps} partitions and {connection.topic(REWARDED)} has "
-            f"{rewarded}, so a group would lie in two places; make both anew with the same number"
+            f"{connection.topic_name(STEPS)} has {steps} partitions and "
+            f"{connection.topic_name(REWARDED)} has {rewarded}, so a group would lie in two places; "
+            "make both anew with the same number"
         )
     _check_sizes(connection)
     return found
@@ -126,7 +125,7 @@ def find(connection: Connection) -> dict[str, Found]:
             f"no broker answers at {connection.bootstrap}: {error.args[0].str()}; "
             "start one with `steplog kafka start` or name yours with --bootstrap"
         ) from error
-    names = {connection.topic(name): name for name in TOPICS}
+    names = {connection.topic_name(name): name for name in TOPICS}
     return {
         names[topic]: Found(len(about.partitions), len(about.partitions[0].replicas))
         for topic, about in metadata.topics.items()
@@ -141,7 +140,7 @@ def _count(name: str, existing: Mapping[str, Found], partitions: int) -> int:
 
 
 def _check_sizes(connection: Connection) -> None:
-    resources = [ConfigResource(ResourceType.TOPIC, connection.topic(name)) for name in TOPICS]
+    resources = [ConfigResource(ResourceType.TOPIC, connection.topic_name(name)) for name in TOPICS]
     admin = _admin(connection)
     for resource, future in admin.describe_configs(resources).items():
         limit = int(future.result(TIMEOUT)["max.message.bytes"].value)

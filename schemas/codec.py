@@ -9,12 +9,10 @@ Old schemas live in `released/`; what they wrote is read with today's schema.
 """
 
 import json
-from collections.abc import Iterator
 from functools import lru_cache
 from importlib import resources
-from importlib.resources.abc import Traversable
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import fastavro
 import msgspec
@@ -71,7 +69,8 @@ class Codec:
         body = BytesIO(value)
         body.seek(start)
         try:
-            datum = fastavro.schemaless_reader(body, writer, None if writer is current else current)
+            reader = None if writer is current else current
+            datum: Any = fastavro.schemaless_reader(body, writer, reader)
             record = msgspec.convert(datum, record_type, builtin_types=(bytes,))
         # Arbitrary bytes make the decoder fail in arbitrary ways; all of them mean the same.
         except Exception as error:
@@ -103,9 +102,9 @@ class Codec:
         raise SchemaError(f"the value begins with {value[:2].hex()}, which is no framing of ours")
 
 
-def parse(schema: Schema) -> Schema:
+def parse(text: str) -> Schema:
     """A schema as the codec uses it; the same object for the same content as a known schema."""
-    parsed: Schema = parse_schema(schema)
+    parsed = _parse(text)
     return known_schemas().get(_header_of(parsed), parsed)
 
 
@@ -120,24 +119,24 @@ def current_schema(record_type: type[Record]) -> Schema:
 @lru_cache(maxsize=1)
 def known_schemas() -> dict[bytes, Schema]:
     """Every schema that ever wrote a record, by its single-object header; today's win."""
-    released = (parse_schema(json.loads(file.read_text())) for file in released_files(".avsc"))
+    folder = resources.files("schemas") / "released"
+    released = (_parse(file.read_text()) for file in folder.iterdir())
     today = (schema for schema, _ in _current().values())
     return {_header_of(schema): schema for schemas in (released, today) for schema in schemas}
-
-
-def released_files(suffix: str) -> Iterator[Traversable]:
-    folder = resources.files("schemas") / "released"
-    return (file for file in folder.iterdir() if file.name.endswith(suffix))
 
 
 @lru_cache(maxsize=1)
 def _current() -> dict[str, tuple[Schema, bytes]]:
     folder = resources.files("schemas")
     schemas = [
-        parse_schema(json.loads((folder / record_type.schema_file).read_text()))
-        for record_type in RECORD_TYPES
+        _parse((folder / record_type.schema_file).read_text()) for record_type in RECORD_TYPES
     ]
     return {schema["name"]: (schema, _header_of(schema)) for schema in schemas}
+
+
+def _parse(text: str) -> Schema:
+    parsed: Any = parse_schema(json.loads(text))
+    return cast(Schema, parsed)
 
 
 def _header_of(schema: Schema) -> bytes:

@@ -5,6 +5,7 @@ bytes become hexadecimal; the schema's `logicalType` tells which is which.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from schemas.codec import Schema, current_schema
 from schemas.packing import unpack_doubles, unpack_ids, unpack_logprobs
 from schemas.records import Record
 
-UNPACK = {
+UNPACK: dict[str, Callable[[Any], Any]] = {
     "int32-le": lambda packed: unpack_ids(packed).tolist(),
     "float32-le": lambda packed: unpack_logprobs(packed).tolist(),
     "float64-le": lambda packed: unpack_doubles(packed).tolist(),

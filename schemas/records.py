@@ -43,13 +43,13 @@ class Record(msgspec.Struct, frozen=True):
     schema_file: ClassVar[str]
 
 
-class Segment(Part, kw_only=True):
+class Segment(Part, frozen=True, kw_only=True):
     incarnation: int
     version: int
     first_token: int
 
 
-class Sampling(Part, kw_only=True):
+class Sampling(Part, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
@@ -57,14 +57,14 @@ class Sampling(Part, kw_only=True):
     others: Json = "{}"
 
 
-class Position(Part, kw_only=True, order=True):
+class Position(Part, frozen=True, kw_only=True, order=True):
     """A place in a topic whose name is known from the context."""
 
     partition: int
     offset: int
 
 
-class Step(Record, kw_only=True):
+class Step(Record, frozen=True, kw_only=True):
     schema_file = "step.avsc"
 
     step_id: str
@@ -104,7 +104,7 @@ class Step(Record, kw_only=True):
             raise ValueError("packed ids must be whole 4-byte integers")
 
 
-class Reward(Part, kw_only=True):
+class Reward(Part, frozen=True, kw_only=True):
     name: str
     version: str = ""
     value: float | None = None
@@ -113,7 +113,7 @@ class Reward(Part, kw_only=True):
     details: Json = "{}"
 
 
-class TrajectoryEnd(Record, kw_only=True):
+class TrajectoryEnd(Record, frozen=True, kw_only=True):
     schema_file = "trajectory_end.avsc"
 
     end_id: str
@@ -133,7 +133,7 @@ class TrajectoryEnd(Record, kw_only=True):
     source: Position | None = None
 
 
-class Feedback(Record, kw_only=True):
+class Feedback(Record, frozen=True, kw_only=True):
     schema_file = "feedback.avsc"
 
     feedback_id: str
@@ -148,7 +148,7 @@ class Feedback(Record, kw_only=True):
     source: Position | None = None
 
 
-class StepNote(Record, kw_only=True):
+class StepNote(Record, frozen=True, kw_only=True):
     schema_file = "step_note.avsc"
 
     note_id: str
@@ -162,7 +162,7 @@ class StepNote(Record, kw_only=True):
     source: Position | None = None
 
 
-class ScoredGroup(Record, kw_only=True):
+class ScoredGroup(Record, frozen=True, kw_only=True):
     schema_file = "scored_group.avsc"
 
     group_uid: str
@@ -187,7 +187,7 @@ class ScoredGroup(Record, kw_only=True):
     created_at: int = 0
 
 
-class Registration(Record, kw_only=True):
+class Registration(Record, frozen=True, kw_only=True):
     schema_file = "registration.avsc"
 
     trajectory_uid: str
@@ -203,7 +203,7 @@ class Registration(Record, kw_only=True):
     created_at: int = 0
 
 
-class PolicyVersion(Record, kw_only=True):
+class PolicyVersion(Record, frozen=True, kw_only=True):
     schema_file = "policy_version.avsc"
 
     run: str
@@ -216,14 +216,14 @@ class PolicyVersion(Record, kw_only=True):
     created_at: int = 0
 
 
-class Member(Part, kw_only=True):
+class Member(Part, frozen=True, kw_only=True):
     trajectory_uid: str
     verdict: Verdict
     reason: str = ""
     offsets: list[int] = []
 
 
-class DecidedGroup(Part, kw_only=True):
+class DecidedGroup(Part, frozen=True, kw_only=True):
     prompt_uid: str
     partition: int
     first_offset: int
@@ -233,19 +233,19 @@ class DecidedGroup(Part, kw_only=True):
     members: list[Member] = []
 
 
-class PartitionOffsets(Part, kw_only=True):
+class PartitionOffsets(Part, frozen=True, kw_only=True):
     partition: int
     committed: int
     rebuild: int
 
 
-class Range(Part, kw_only=True):
+class Range(Part, frozen=True, kw_only=True):
     partition: int
     first: int
     end: int
 
 
-class Decision(Record, kw_only=True):
+class Decision(Record, frozen=True, kw_only=True):
     schema_file = "decision.avsc"
 
     run: str
@@ -263,7 +263,7 @@ class Decision(Record, kw_only=True):
     created_at: int = 0
 
 
-class Outcome(Record, kw_only=True):
+class Outcome(Record, frozen=True, kw_only=True):
     schema_file = "outcome.avsc"
 
     run: str

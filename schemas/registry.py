@@ -39,7 +39,7 @@ class SchemaRegistry:
             found = self._ask("get_schema", schema_id)
             if found is None:
                 raise SchemaError(f"the registry at {self._url} has no schema with id {schema_id}")
-            self._schemas[schema_id] = parse(json.loads(found.schema_str))
+            self._schemas[schema_id] = parse(found.schema_str)
         return self._schemas[schema_id]
 
     def register(self, topic: str, record_type: type[Record]) -> int:

@@ -5,6 +5,7 @@ own names, with prompts in full. What cannot be decoded is shown as it is, with 
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -22,14 +23,13 @@ from pool.topics import TOPICS
 from schemas import Codec, Record, SchemaError, Step
 from schemas.packing import unpack_ids
 from schemas.plain import plain
+from steplog.settings import POSITIONAL
 
 
 class CatSettings(Connection):
     """What to show of a topic."""
 
-    topic: str = Field(
-        description=f"one of {', '.join(TOPICS)}", json_schema_extra={"positional": True}
-    )
+    topic: str = Field(description=f"one of {', '.join(TOPICS)}", json_schema_extra=POSITIONAL)
     from_: int | datetime | None = Field(
         None, description="first offset of every partition, or a time like 2030-01-31T12:00:00Z"
     )
@@ -45,16 +45,22 @@ class CatSettings(Connection):
             raise ValueError(f"there is no topic {topic!r}; choose one of {', '.join(TOPICS)}")
         return topic
 
-    @field_validator("from_")
+    @field_validator("from_", mode="before")
     @classmethod
-    def _in_utc(cls, start: int | datetime | None) -> int | datetime | None:
-        if isinstance(start, datetime) and start.tzinfo is None:
-            return start.replace(tzinfo=UTC)
-        return start
+    def _offset_or_time(cls, start: object) -> object:
+        if not isinstance(start, str):
+            return start
+        if start.isdecimal():
+            return int(start)
+        try:
+            time = datetime.fromisoformat(start)
+        except ValueError:
+            raise ValueError("it is neither an offset nor a time like 2030-01-31T12:00:00Z") from None
+        return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 class Tokenizer(Protocol):
-    def decode(self, token_ids: list[int]) -> str: ...
+    def decode(self, token_ids: list[int]) -> Any: ...
 
 
 def cat(settings: CatSettings, say: Callable[[str], None]) -> None:
@@ -140,11 +146,10 @@ class TokenizerError(PoolError):
 
 
 def load_tokenizer(folder: str) -> Tokenizer:
-    # It prints advice on stderr about torch, which decoding does not need.
+    # transformers advises to install torch, which decoding does not need.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
     try:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:

@@ -14,7 +14,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steplog.cat import CatSettings
     from steplog.local_kafka import Broker, LocalKafkaSettings
+    from steplog.topics import TopicsSettings
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -50,6 +52,34 @@ def kafka_status(settings: "LocalKafkaSettings") -> int:
     return 0 if broker else 1
 
 
+def topics_create(settings: "TopicsSettings") -> int:
+    from steplog import topics
+
+    topics.create(settings, say)
+    return 0
+
+
+def topics_list(settings: "TopicsSettings") -> int:
+    from steplog import topics
+
+    topics.show(settings, say)
+    return 0
+
+
+def topics_check(settings: "TopicsSettings") -> int:
+    from steplog import topics
+
+    topics.check(settings, say)
+    return 0
+
+
+def cat(settings: "CatSettings") -> int:
+    from steplog import cat as cat_
+
+    cat_.cat(settings, say)
+    return 0
+
+
 def _describe(broker: "Broker") -> str:
     return f"Kafka {broker.version} on {broker.bootstrap}, pid {broker.pid}, in {broker.directory}"
 
@@ -66,11 +96,16 @@ class Command:
 
 GROUPS = {
     "kafka": "a local broker, for development and tests",
+    "topics": "the topics of the log",
 }
 COMMANDS = [
     Command(("kafka", "start"), "start the local broker", "kafka", kafka_start),
     Command(("kafka", "stop"), "stop it; the data stay", "kafka", kafka_stop),
     Command(("kafka", "status"), "say whether it runs (status 1: no)", "kafka", kafka_status),
+    Command(("topics", "create"), "make the topics that are missing", "topics", topics_create),
+    Command(("topics", "list"), "show what the cluster has of them", "topics", topics_list),
+    Command(("topics", "check"), "refuse a cluster that does not fit", "topics", topics_check),
+    Command(("cat",), "show the records of a topic as JSON lines", "cat", cat),
 ]
 
 
@@ -93,6 +128,7 @@ def _run(words: list[str]) -> int:
     namespace = _parser(words).parse_args(words)
     command: Command = namespace.command_
     from pool.errors import PoolError
+    from schemas.registry import RegistryUnavailable
     from steplog.kafka_jars import LocalKafkaError
     from steplog.settings import SettingsError, load, settings_class
 
@@ -101,7 +137,7 @@ def _run(words: list[str]) -> int:
         return command.run(load(cls, command.service, namespace, os.environ))
     except SettingsError as error:
         return _fail(2, *error.problems)
-    except (PoolError, LocalKafkaError) as error:
+    except (PoolError, LocalKafkaError, RegistryUnavailable) as error:
         return _fail(1, str(error))
 
 

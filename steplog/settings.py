@@ -23,14 +23,20 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from pool.connection import Connection
 
 SERVICES = {
     "kafka": "steplog.local_kafka:LocalKafkaSettings",
+    "topics": "steplog.topics:TopicsSettings",
+    "cat": "steplog.cat:CatSettings",
 }
 """Where each service's settings class is; it is imported when the service is used."""
+
+POSITIONAL: JsonDict = {"positional": True}
+"""As a field's `json_schema_extra`: it is given without a flag."""
 
 PREFIX = "STEPLOG_"
 DEFAULT_FILE = Path("steplog.toml")
@@ -69,12 +75,15 @@ def add_options(parser: argparse.ArgumentParser, cls: type[BaseModel]) -> None:
     )
     for name, field in cls.model_fields.items():
         flag, help_ = _flag(name), _help(name, field).replace("%", "%%")
-        if _plain_type(field) is bool:
+        unset: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_}
+        if field.json_schema_extra == POSITIONAL:
+            parser.add_argument(name, metavar=name.upper(), **unset)
+        elif _plain_type(field) is bool:
             action = argparse.BooleanOptionalAction
-            parser.add_argument(flag, action=action, default=argparse.SUPPRESS, help=help_)
+            parser.add_argument(flag, dest=name, action=action, **unset)
         else:
-            metavar = name.rpartition("_")[2].upper()
-            parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=help_)
+            metavar = flag.rpartition("-")[2].upper()
+            parser.add_argument(flag, dest=name, metavar=metavar, **unset)
 
 
 def load(
@@ -201,7 +210,7 @@ def _content(variable: str, file: str, problems: list[str]) -> str:
 def _from_command_line(cls: type[BaseModel], namespace: argparse.Namespace) -> dict[str, Given]:
     options = {key: value for key, value in vars(namespace).items() if key in cls.model_fields}
     return {
-        name: Given(_parse(cls.model_fields[name], value), _flag(name))
+        name: Given(_parse(cls.model_fields[name], value), _argument(name, cls.model_fields[name]))
         for name, value in options.items()
     }
 
@@ -221,8 +230,13 @@ def _plain_type(field: FieldInfo) -> Any:
     return field.annotation
 
 
+def _argument(name: str, field: FieldInfo) -> str:
+    return name.upper() if field.json_schema_extra == POSITIONAL else _flag(name)
+
+
 def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    """A trailing underscore keeps a field's name from being a Python word, like `from_`."""
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def _help(name: str, field: FieldInfo) -> str:
@@ -274,4 +288,5 @@ def _sentence(
         )
     if _plain_type(cls.model_fields[name]) is SecretStr:
         expected = "the value is not accepted"
+    expected = expected.removeprefix("Value error, ")
     return f"{given[name].where} cannot be used: {expected[:1].lower()}{expected[1:]}"

@@ -50,7 +50,7 @@ class Copier:
     def __init__(self, connection: Connection, name: str, probe: Callable[[str], None]) -> None:
         self._probe = probe
         self._codec = connection.codec()
-        self._rewarded = connection.topic(REWARDED)
+        self._rewarded = connection.topic_name(REWARDED)
         self._threads = ThreadPoolExecutor(4)
         self._unfinished = 0
         self._lock = threading.Lock()
@@ -80,7 +80,9 @@ class Copier:
         time.sleep(random.uniform(0, 0.05))
         item = work.item
         received = item.records if isinstance(item, Trajectory) else [item.received]
-        self._consumer.finish([work], [self._output(annotated(r.record, source(r))) for r in received])
+        self._consumer.finish(
+            [work], [self._output(annotated(r.record, source(r))) for r in received]
+        )
         with self._lock:
             self._unfinished -= 1
 

@@ -132,7 +132,7 @@ def lag(connection: Connection) -> int:
     """What any Kafka tool shows for the group."""
     consumer = Consumer(connection.confluent(group_id=copier.GROUP))
     found = topics.find(connection)[STEPS].partitions
-    places = [TopicPartition(connection.topic(STEPS), number) for number in range(found)]
+    places = [TopicPartition(connection.topic_name(STEPS), number) for number in range(found)]
     committed = consumer.committed(places, timeout=30)
     ends = [consumer.get_watermark_offsets(place, timeout=30)[1] for place in places]
     consumer.close()

@@ -1,6 +1,7 @@
 """A record comes back as it was written, and anything else is one typed error."""
 
 import math
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -108,10 +109,8 @@ def test_every_truncation_is_a_schema_error(record: Record) -> None:
 def test_only_schema_errors_escape_from_garbage(garbage: bytes, record: Record) -> None:
     header = CODEC.encode(record)[:10]
     for value in (garbage, header + garbage, b"\x00" + garbage, b"\xc3\x01" + garbage):
-        try:
+        with suppress(SchemaError):
             assert isinstance(CODEC.decode(value), Record)
-        except SchemaError:
-            pass
 
 
 def test_an_unknown_fingerprint_is_named() -> None:

@@ -149,7 +149,7 @@ def test_the_broker_listens_on_loopback_only(kafka: Broker) -> None:
 def test_a_record_of_the_largest_size_is_taken_and_topics_are_not_made_up(
     connection: Connection,
 ) -> None:
-    name = connection.topic("large")
+    name = connection.topic_name("large")
     admin = AdminClient(connection.confluent())
     assert admin.list_topics(name, timeout=10).topics[name].error is not None
     admin.create_topics([NewTopic(name, 1, 1)])[name].result(10)
