@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, Message
+from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as Place
 
 from pool.bookmark import MAX_TEXT, Bookmark
@@ -65,6 +65,9 @@ class _Partition(Generic[ItemT]):
     position: int
     dead: list[Output]
     paused: bool = False
+    reading: bool = False
+    """A record came since the assignment or the last seek. Until then the client's own idea of the
+    position may stem from an earlier assignment."""
 
 
 @dataclass(slots=True)
@@ -174,6 +177,7 @@ class StatefulConsumer(Generic[ItemT]):
         if partition is None or offset < partition.position:
             return None
         partition.position = offset + 1
+        partition.reading = True
         if not partition.progress.live:
             self._probe("rebuilding")
         try:
@@ -217,16 +221,12 @@ class StatefulConsumer(Generic[ItemT]):
 
     def _advance(self) -> None:
         """Takes over positions that lie behind transaction markers, which are no records."""
-        if not self._partitions:
-            return
-        places = [Place(self._topic, number) for number in self._partitions]
-        for place in self._consumer.position(places):
+        places = [Place(self._topic, n) for n, p in self._partitions.items() if p.reading]
+        for place in self._consumer.position(places) if places else ():
             partition = self._partitions[place.partition]
-            if place.offset != OFFSET_INVALID:
-                partition.position = max(partition.position, place.offset)
-            progress = partition.progress
-            if not progress.live and partition.position >= progress.committed:
-                progress.go_live()
+            partition.position = max(partition.position, place.offset)
+            if partition.position >= partition.progress.committed:
+                partition.progress.go_live()
 
     def _pace(self) -> None:
         """Pauses partitions whose open work must not grow, and resumes the others."""
@@ -310,14 +310,7 @@ class StatefulConsumer(Generic[ItemT]):
         return places
 
     def _outputs(self, bundles: Iterable[_Bundle[ItemT]], offsets: Sequence[Place]) -> list[Output]:
-        committed = [
-            PartitionOffsets(
-                partition=place.partition,
-                committed=place.offset,
-                rebuild=Bookmark.parse(place.metadata, place.offset).rebuild,
-            )
-            for place in offsets
-        ]
+        committed = [_partition_offsets(place) for place in offsets]
         outputs = [
             output
             for bundle in bundles
@@ -353,6 +346,14 @@ class StatefulConsumer(Generic[ItemT]):
                 start = self._load(place)
                 self._consumer.seek(Place(self._topic, place.partition, start))
 
+    def offsets(self) -> list[PartitionOffsets]:
+        """What the group has of our partitions: how far they are committed, and from where they
+        would be rebuilt."""
+        return [
+            _partition_offsets(Place(self._topic, number, *partition.saved))
+            for number, partition in self._partitions.items()
+        ]
+
     def skip(self, partition: int, offset: int) -> Range | None:
         """Goes on at `offset` without reading what lies before it; gives the range left out."""
         state = self._partitions.get(partition)
@@ -360,7 +361,7 @@ class StatefulConsumer(Generic[ItemT]):
             return None
         skipped = Range(partition=partition, first=state.position, end=offset)
         state.progress.assembler.forget_before(offset)
-        state.position = offset
+        state.position, state.reading = offset, False
         self._consumer.seek(Place(self._topic, partition, offset))
         return skipped
 
@@ -415,6 +416,11 @@ class StatefulConsumer(Generic[ItemT]):
     def close(self) -> None:
         """Commits what is finished and leaves the group, which gives its partitions on at once."""
         self._consumer.close()
+
+
+def _partition_offsets(place: Place) -> PartitionOffsets:
+    rebuild = Bookmark.parse(place.metadata, place.offset).rebuild
+    return PartitionOffsets(partition=place.partition, committed=place.offset, rebuild=rebuild)
 
 
 def _saved(place: Place) -> tuple[int, str | None]:

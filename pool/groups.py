@@ -189,7 +189,6 @@ class GroupAssembler:
             self._remember(group.prompt_uid, _Closed(group.closed_at, position))
 
     def feed(self, received: Received) -> Group | Outsider | Stray | None:
-        self._forget_closed(received.offset)
         item = self._trajectories.feed(received)
         if isinstance(item, Trajectory):
             return self._trajectory(item, received.offset)
@@ -239,6 +238,7 @@ class GroupAssembler:
         self._head = max(self._head, trajectory.ended.offset)
         if trajectory.end.channel != self._rules.channel:
             return Outsider(trajectory, "other_channel", f"its channel is {trajectory.end.channel}")
+        self._forget_closed(offset)
         closed = self._closed.get(trajectory.prompt_uid)
         if closed is not None and trajectory.began.offset < closed.closed_at:
             return Outsider(trajectory, "late", "it began before its group closed")

@@ -72,6 +72,7 @@ class Producer:
         )
         self._waking = threading.Lock()
         self._room = asyncio.Event()
+        self._closed = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="producer-poll", daemon=True)
         self._thread.start()
@@ -114,6 +115,8 @@ class Producer:
             place = Position(partition=message.partition() or 0, offset=message.offset() or 0)
             self._acknowledged.append((future, error, place))
 
+        if self._closed:
+            raise Fatal("the producer is closed")
         try:
             self._client.produce(
                 output.topic,
@@ -158,9 +161,18 @@ class Producer:
 
     async def close(self) -> None:
         """Waits until everything sent is acknowledged or has failed."""
-        await asyncio.to_thread(self._client.flush, self._timeout)
-        self._stopping.set()
+        self._closed = True
+        try:
+            await asyncio.to_thread(self._flush)
+        finally:
+            self._stopping.set()
         await asyncio.to_thread(self._thread.join)
         if self._acknowledged:
             self._waking.acquire(blocking=False)
             self._resolve()
+
+    def _flush(self) -> None:
+        if self._client.flush(self._timeout):
+            # librdkafka looks for overdue records once a second: end the rest, so that nobody waits.
+            self._client.purge()
+            self._client.flush(self._timeout)

@@ -154,7 +154,6 @@ class TrajectoryAssembler:
         self._closed: OrderedDict[str, int] = OrderedDict()
 
     def feed(self, received: Received) -> Trajectory | Stray | None:
-        self._forget_closed(received.offset)
         record = received.record
         if isinstance(record, Step):
             return self._step(received, record)
@@ -178,7 +177,7 @@ class TrajectoryAssembler:
         return ((uid, open_.records) for uid, open_ in self._open.items())
 
     def _step(self, received: Received, step: Step) -> Stray | None:
-        if step.trajectory_uid in self._closed:
+        if self._is_closed(step.trajectory_uid, received.offset):
             return Stray(received, "late", "its trajectory has ended")
         open_ = self._open.get(step.trajectory_uid)
         if open_ is None:
@@ -192,7 +191,8 @@ class TrajectoryAssembler:
         return None
 
     def _end(self, received: Received, end: TrajectoryEnd) -> Trajectory | Stray:
-        was_closed = self._remember(end.trajectory_uid, received.offset)
+        was_closed = self._is_closed(end.trajectory_uid, received.offset)
+        self._remember(end.trajectory_uid, received.offset)
         if was_closed:
             return Stray(received, "late", "its trajectory has ended")
         open_ = self._open.pop(end.trajectory_uid, None)
@@ -218,19 +218,17 @@ class TrajectoryAssembler:
         open_.records.append(received)
         return None
 
-    def _remember(self, uid: str, offset: int) -> bool:
-        """Remembers a closed trajectory from its last End on, so that what is remembered depends on
-        the last `memory` offsets alone, wherever reading began. Says whether it was known."""
-        known = self._closed.pop(uid, None) is not None
-        self._closed[uid] = offset
-        return known
+    def _is_closed(self, uid: str, offset: int) -> bool:
+        closed_at = self._closed.get(uid)
+        return closed_at is not None and closed_at + self.memory >= offset
 
-    def _forget_closed(self, offset: int) -> None:
-        while self._closed:
-            uid, closed_at = next(iter(self._closed.items()))
-            if closed_at + self.memory >= offset:
-                return
-            del self._closed[uid]
+    def _remember(self, uid: str, offset: int) -> None:
+        """Remembers a closed trajectory from its last End on, so that what is remembered depends on
+        the last `memory` offsets alone, wherever reading began."""
+        self._closed.pop(uid, None)
+        self._closed[uid] = offset
+        while next(iter(self._closed.values())) + self.memory < offset:
+            self._closed.popitem(last=False)
 
 
 def source(received: Received) -> Position:

@@ -33,12 +33,13 @@ Verdict = Literal[
 ]
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """A named part of a record."""
 
 
-class Record(msgspec.Struct, frozen=True):
-    """A value that can stand in a topic."""
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """A value that can stand in a topic. Records never refer to each other, so the cyclic garbage
+    collector need not look at the hundreds of thousands that an assembler may hold."""
 
     schema_file: ClassVar[str]
 
@@ -47,14 +48,6 @@ class Segment(Part, frozen=True, kw_only=True):
     incarnation: int
     version: int
     first_token: int
-
-
-class Sampling(Part, frozen=True, kw_only=True):
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    others: Json = "{}"
 
 
 class Position(Part, frozen=True, kw_only=True, order=True):
@@ -81,7 +74,7 @@ class Step(Record, frozen=True, kw_only=True):
     response_logprobs: PackedLogprobs
     segments: list[Segment] = []
     finish_reason: str = "stop"
-    sampling: Sampling = Sampling()
+    sampling: Json = "{}"
     model: str = ""
     tokenizer: str = ""
     request_hash: bytes = b""

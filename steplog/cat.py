@@ -55,7 +55,9 @@ class CatSettings(Connection):
         try:
             time = datetime.fromisoformat(start)
         except ValueError:
-            raise ValueError("it is neither an offset nor a time like 2030-01-31T12:00:00Z") from None
+            raise ValueError(
+                "it is neither an offset nor a time like 2030-01-31T12:00:00Z"
+            ) from None
         return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 

@@ -1,0 +1,238 @@
+"""An awaited send is in the log, once and in order; anything else is a typed error in time."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from pool import producer as producer_module
+from pool import topics
+from pool.connection import MAX_RECORD_BYTES, Connection
+from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge
+from pool.producer import Producer, producer_options
+from pool.reader import open_topic
+from pool.topics import REWARDED, STEPS
+from schemas import Codec, Position, Step
+from steplog import local_kafka
+from tests.conftest import free_port
+from tests.records import content, step
+
+pytestmark = pytest.mark.broker
+
+CODEC = Codec()
+LATE = 1.5
+"""Seconds after its timeout when a record has failed at last: overdue ones are sought every second."""
+
+
+@pytest.fixture
+def log(connection: Connection) -> Connection:
+    topics.create(connection, partitions=3)
+    return connection
+
+
+def nowhere() -> Connection:
+    return Connection(bootstrap=f"127.0.0.1:{free_port()}")
+
+
+def with_queue_of(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def options(connection: Connection, **others: Any) -> dict[str, Any]:
+        return producer_options(connection, queue_buffering_max_messages=limit, **others)
+
+    monkeypatch.setattr(producer_module, "producer_options", options)
+
+
+def named(name: str) -> Step:
+    return step(name, [1], [2])
+
+
+def filled(size: int) -> Step:
+    """A Step that takes so many bytes, which no compression makes less."""
+    lean = step("s", [], [])
+    hashed = random.Random(0).randbytes(size)
+    over = len(CODEC.encode(step("s", [], [], request_hash=hashed))) - size
+    filled = step("s", [], [], request_hash=hashed[: size - over])
+    assert len(CODEC.encode(filled)) == size > len(CODEC.encode(lean))
+    return filled
+
+
+async def step_ids(connection: Connection, topic: str = STEPS) -> list[str]:
+    found = [CODEC.decode(record.value) for record in await content(connection, topic)]
+    return [record.step_id for record in found if isinstance(record, Step)]
+
+
+async def test_a_returned_position_is_where_the_broker_has_the_record(log: Connection) -> None:
+    record = step("s", [1, 2], [3], metadata='{"ä": 1}')
+    async with Producer(log, CODEC) as producer:
+        places = [
+            await producer.send(STEPS, f"key-{n}", record, [("trace", b"\0\1")]) for n in range(9)
+        ]
+        # Another client, and before the producer closes: nothing waits in a buffer.
+        consumer = Consumer({"bootstrap.servers": log.bootstrap, "group.id": "none"})
+        for number, place in enumerate(places):
+            spot = TopicPartition(log.topic_name(STEPS), place.partition, place.offset)
+            consumer.assign([spot])
+            message = consumer.poll(10)
+            assert message is not None and message.error() is None
+            assert (message.key(), message.offset()) == (f"key-{number}".encode(), place.offset)
+            assert message.headers() == [("trace", b"\0\1")]
+            value = message.value()
+            assert isinstance(value, bytes) and CODEC.decode(value) == record
+        consumer.close()
+    assert len(set(places)) == len(places)
+    assert len({place.partition for place in places}) > 1
+
+
+async def test_records_of_a_key_keep_the_order_in_which_they_were_sent(log: Connection) -> None:
+    async with Producer(log, CODEC) as producer:
+        sends = [producer.send(STEPS, f"key-{n % 7}", named(f"{n % 7}.{n}")) for n in range(2000)]
+        await asyncio.gather(*sends)
+    ids = await step_ids(log)
+    for key in range(7):
+        expected = [f"{key}.{n}" for n in range(2000) if n % 7 == key]
+        assert [name for name in ids if name.startswith(f"{key}.")] == expected
+
+
+async def test_a_full_queue_makes_senders_wait_in_their_order(
+    log: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_queue_of(5, monkeypatch)
+    async with Producer(log, CODEC) as producer:
+        await asyncio.gather(*(producer.send(STEPS, "key", named(str(n))) for n in range(500)))
+    assert await step_ids(log) == [str(n) for n in range(500)]
+
+
+async def test_a_queue_that_stays_full_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_queue_of(5, monkeypatch)
+    async with Producer(nowhere(), CODEC, timeout=1) as producer:
+        started = time.monotonic()
+        sends = (producer.send(STEPS, "key", named(str(n))) for n in range(20))
+        failures = await asyncio.gather(*sends, return_exceptions=True)
+        took = time.monotonic() - started
+    assert [type(failure) for failure in failures] == [BrokerUnavailable] * 20
+    assert any("queue stayed full for 1 s" in str(failure) for failure in failures)
+    assert took < 2 * 1 + LATE
+
+
+async def test_every_client_puts_a_key_into_the_same_partition(log: Connection) -> None:
+    keys = [f"prompt-{number}-ключ" for number in range(200)]
+    async with Producer(log, CODEC) as producer, open_topic(log, STEPS) as reader:
+        places = await asyncio.gather(*(producer.send(STEPS, key, named("s")) for key in keys))
+        assert [place.partition for place in places] == [reader.partition_of(key) for key in keys]
+    assert {place.partition for place in places} == {0, 1, 2}
+
+
+def test_a_producer_is_idempotent_and_waits_for_all_replicas(connection: Connection) -> None:
+    options = producer_options(connection)
+    assert options["enable.idempotence"] is True
+    assert options["acks"] == "all"
+
+
+async def test_without_a_broker_a_send_waits_and_then_says_so() -> None:
+    connection = nowhere()
+    async with Producer(connection, CODEC, timeout=1) as producer:
+        started = time.monotonic()
+        with pytest.raises(BrokerUnavailable, match=f"{connection.bootstrap} .* within 1 s"):
+            await producer.send(STEPS, "key", named("s"))
+        assert 1 <= time.monotonic() - started < 1 + LATE
+
+
+async def test_closing_without_a_broker_leaves_no_sender_waiting() -> None:
+    producer = Producer(nowhere(), CODEC, timeout=1)
+    sends = [asyncio.create_task(producer.send(STEPS, "key", named("s"))) for _ in range(3)]
+    await asyncio.sleep(0)  # let them begin
+    async with asyncio.timeout(1 + 2 * LATE):
+        await producer.close()
+        failures = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(failure) for failure in failures] == [BrokerUnavailable] * 3
+
+
+async def test_closing_waits_for_what_was_sent(log: Connection) -> None:
+    producer = Producer(log, CODEC)
+    sends = [asyncio.create_task(producer.send(STEPS, "key", named(str(n)))) for n in range(300)]
+    await asyncio.sleep(0)
+    await producer.close()
+    places = await asyncio.gather(*sends)
+    assert [place.offset for place in places] == list(range(300))
+    with pytest.raises(Fatal, match="the producer is closed"):
+        await producer.send(STEPS, "key", named("late"))
+
+
+async def test_a_cancelled_send_disturbs_no_other(log: Connection) -> None:
+    async with Producer(log, CODEC) as producer:
+        sends = [asyncio.create_task(producer.send(STEPS, "k", named(str(n)))) for n in range(100)]
+        await asyncio.sleep(0)
+        for send in sends[::2]:
+            send.cancel()
+        done = await asyncio.gather(*sends, return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) for end in done[::2])
+    assert all(isinstance(end, Position) for end in done[1::2])
+    ids = await step_ids(log)
+    assert {str(n) for n in range(1, 100, 2)} <= set(ids)
+    assert len(set(ids)) == len(ids)
+
+
+async def test_the_largest_record_is_taken_and_read(log: Connection) -> None:
+    record = filled(MAX_RECORD_BYTES)
+    async with Producer(log, CODEC) as producer:
+        await producer.send(STEPS, "key", record)
+    (found,) = await content(log, STEPS)
+    assert CODEC.decode(found.value) == record
+
+
+async def test_a_larger_record_is_refused_and_nothing_is_written(log: Connection) -> None:
+    async with Producer(log, CODEC) as producer:
+        with pytest.raises(RecordTooLarge, match=r"8,388,609 bytes, 8,388,608 are the limit"):
+            await producer.send(STEPS, "key", filled(MAX_RECORD_BYTES + 1))
+        await producer.send(STEPS, "key", named("next"))
+    assert await step_ids(log) == ["next"]
+
+
+async def test_a_prompt_of_100k_tokens_with_a_response_of_8k(log: Connection) -> None:
+    ids = random.Random(0)
+    record = step(
+        "s", [ids.randrange(151_936) for _ in range(100_000)], ids.choices(range(151_936), k=8_000)
+    )
+    async with Producer(log, CODEC) as producer:
+        await producer.send(REWARDED, "key", record)
+    (found,) = await content(log, REWARDED)
+    assert CODEC.decode(found.value) == record
+
+
+@pytest.mark.slow
+async def test_a_broker_that_is_killed_and_comes_back_has_every_record_once(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    broker = await asyncio.to_thread(local_kafka.start, tmp_path, port)
+    connection = Connection(bootstrap=broker.bootstrap)
+    sent: list[str] = []
+
+    async def keep_sending(producer: Producer, sender: int, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            name = f"{sender}.{len(sent)}"
+            sent.append(name)
+            await producer.send(STEPS, f"key-{sender}", named(name))
+
+    try:
+        await asyncio.to_thread(topics.create, connection, 3)
+        stop = asyncio.Event()
+        async with Producer(connection, CODEC, timeout=60) as producer:
+            senders = [asyncio.create_task(keep_sending(producer, n, stop)) for n in range(20)]
+            for _ in range(2):
+                before = len(sent)
+                while len(sent) < before + 500:
+                    await asyncio.sleep(0.01)
+                os.kill(broker.pid, signal.SIGKILL)
+                broker = await asyncio.to_thread(local_kafka.start, tmp_path, port)
+            stop.set()
+            await asyncio.gather(*senders)
+        assert Counter(await step_ids(connection)) == Counter(sent)
+    finally:
+        await asyncio.to_thread(local_kafka.stop, tmp_path)
