@@ -45,6 +45,8 @@ class Bookmark(NamedTuple):
             for step in _unpack(base64.b64decode(packed, validate=True)):
                 offset += step
                 pending.append(offset)
+            if not 0 <= int(rebuild) <= committed or (pending and offset >= committed):
+                raise ValueError("it belongs to another commit")
             return cls(int(rebuild), tuple(pending))
         except (ValueError, binascii.Error) as error:
             raise Fatal(

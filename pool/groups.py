@@ -7,9 +7,12 @@ Rules, each tested by name:
 * It closes when group_size trajectories have ended and none of them still expects a reward, or when
   a decision closes it after its deadline. Closing one group never waits for another.
 * A trajectory that began before its group closed is late; one that began after opens the next.
-* Feedback counts until the group is decided; the last by offset wins.
+* Feedback counts until the group is decided; the last by offset in `steps` wins.
 * Failed and cancelled members leave the group and are never scored 0. It is usable with at least
   max(2, ceil(quorum * group_size)) members, else it is `too_few`.
+* What a Decision names is done: when it is read again, nothing comes of it.
+* Groups of one prompt are decided in the order in which they closed: then the newest decided one
+  tells what is late, and a rebuild need not know which were closed at which record.
 """
 
 import math
@@ -18,8 +21,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pool.progress import Received
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, source, step_of
-from schemas import DecidedGroup, Feedback, Member
+from pool.trajectories import (
+    MEMORY,
+    Stray,
+    Trajectory,
+    TrajectoryAssembler,
+    source,
+    step_of,
+)
+from schemas import DecidedGroup, Feedback, Member, TrajectoryEnd
 from schemas.records import Verdict
 
 DECIDED_MEMORY = 1_000_000
@@ -43,6 +53,7 @@ class Judgement(NamedTuple):
 
 
 TRAIN = Judgement("train")
+LATE = "it began before its group closed, or repeats a member of it"
 DEFAULT_RULES = GroupRules()
 
 
@@ -56,6 +67,8 @@ class Group:
     members: dict[str, Trajectory] = field(default_factory=dict)
     feedback: list[Received] = field(default_factory=list)
     """Rewards that came after their trajectory had ended."""
+    refused: int = 0
+    """Offset in `steps` behind the last trajectory that came with the uid of a member."""
     closed_at: int | None = None
     """Offset in `steps`: who began before it is late."""
 
@@ -76,25 +89,33 @@ class Group:
 
     def reward(self, member: Trajectory) -> float | None:
         """The last Feedback on the whole trajectory, else what its End says."""
-        late = (received.record for received in (*member.feedback, *self.feedback))
         given = [
-            feedback.reward
-            for feedback in late
-            if isinstance(feedback, Feedback)
-            and feedback.trajectory_uid == member.uid
-            and feedback.step_id is None
+            (source(received), feedback.reward)
+            for received in (*member.feedback, *self.later_feedback(member))
+            if (feedback := feedback_of(received)).step_id is None
         ]
-        return given[-1] if given else member.end.reward
+        return max(given)[1] if given else member.end.reward
+
+    def later_feedback(self, member: Trajectory) -> list[Received]:
+        """What came after the member had ended."""
+        return [r for r in self.feedback if feedback_of(r).trajectory_uid == member.uid]
+
+    def has(self, feedback: Feedback) -> bool:
+        """Whether this is a copy of Feedback that counts already."""
+        known = (*self.members[feedback.trajectory_uid].feedback, *self.feedback)
+        return any(feedback_of(r).feedback_id == feedback.feedback_id for r in known)
 
     def last_source(self) -> int:
         ends = (member.ended.offset for member in self.members.values())
-        return max(*ends, *(source(received).offset for received in self.feedback), 0)
+        later = (source(received).offset for received in self.feedback)
+        return max(*ends, *later, self.refused)
 
     def deadline(self, rules: GroupRules) -> int:
         """In milliseconds since the epoch: its members' own, else counted from its first record."""
         steps = [step_of(received) for m in self.members.values() for received in m.steps]
         own = [step.deadline for step in steps if step.deadline is not None]
-        born = min((step.created_at for step in steps), default=0)
+        ends = [member.end for member in self.members.values()]
+        born = min(record.created_at for record in steps or ends)
         return max(own) if own else born + int(rules.deadline * 1000)
 
     def judge(
@@ -104,7 +125,8 @@ class Group:
         assert self.closed_at is not None, "only a closed group can be judged"
         judgements = [(member, judge_member(self, member)) for member in self.members.values()]
         usable = sum(judgement.verdict == "train" for _, judgement in judgements)
-        wanted = max(2, math.ceil(rules.quorum * self.size))
+        # Rounded, since 0.28 * 25 is a little more than 7.
+        wanted = max(2, math.ceil(round(rules.quorum * self.size, 6)))
         verdict = TRAIN
         if usable < wanted:
             verdict = Judgement(
@@ -117,7 +139,10 @@ class Group:
             closed_at=self.closed_at,
             verdict=verdict.verdict,
             reason=verdict.reason,
-            members=[_member(member, judgement) for member, judgement in judgements],
+            members=[
+                _member(member, judgement, self.later_feedback(member))
+                for member, judgement in judgements
+            ],
         )
 
 
@@ -153,13 +178,18 @@ class Outsider:
         return _member(self.trajectory, Judgement(self.verdict, self.reason))
 
 
-def _member(trajectory: Trajectory, judgement: Judgement) -> Member:
+def _member(trajectory: Trajectory, judgement: Judgement, later: Sequence[Received] = ()) -> Member:
     return Member(
         trajectory_uid=trajectory.uid,
         verdict=judgement.verdict,
         reason=judgement.reason,
-        offsets=[received.offset for received in trajectory.records],
+        offsets=[received.offset for received in (*trajectory.records, *later)],
     )
+
+
+def feedback_of(received: Received) -> Feedback:
+    assert isinstance(received.record, Feedback)
+    return received.record
 
 
 class _Closed(NamedTuple):
@@ -171,29 +201,44 @@ class GroupAssembler:
     """Open and undecided groups of one partition. Feed it `rewarded`, or `steps` with rewards in it.
 
     `decided` are the groups of earlier Decisions on this partition, each with the offset that was
-    committed together with it, oldest first.
+    committed together with it, oldest first; `others` are the trajectories that Decisions name
+    outside of groups.
     """
 
     def __init__(
-        self, rules: GroupRules = DEFAULT_RULES, decided: Iterable[tuple[DecidedGroup, int]] = ()
+        self,
+        rules: GroupRules = DEFAULT_RULES,
+        decided: Iterable[tuple[DecidedGroup, int]] = (),
+        others: Iterable[Member] = (),
+        memory: int = MEMORY,
     ) -> None:
         self._rules = rules
-        self._trajectories = TrajectoryAssembler()
-        self.memory = self._trajectories.memory
+        self._trajectories = TrajectoryAssembler(memory)
+        self.memory = memory
         self._open: dict[str, Group] = {}
         self._undecided: dict[str, list[Group]] = {}
+        """Closed groups of a prompt, in the order in which they closed."""
         self._closed: dict[str, _Closed] = {}
-        """Where the newest closed group of a prompt closed."""
-        self._head = 0
+        """Where the newest decided group of a prompt closed."""
+        self._done: dict[str, list[Sequence[int]]] = {}
+        """The offsets of every trajectory that a Decision names, by uid."""
+        self._ends: list[tuple[int, int]] = []
+        """Offset and source of Ends, without those before an End of a higher source."""
         for group, position in decided:
             self._remember(group.prompt_uid, _Closed(group.closed_at, position))
+            self._name(group.members)
+        self._name(others)
 
     def feed(self, received: Received) -> Group | Outsider | Stray | None:
         item = self._trajectories.feed(received)
+        if item is None:
+            return None
+        if isinstance(received.record, TrajectoryEnd):
+            self._see_end(received)
         if isinstance(item, Trajectory):
             return self._trajectory(item, received.offset)
-        if isinstance(item, Stray) and isinstance(item.received.record, Feedback):
-            return self._feedback(item, item.received.record)
+        if isinstance(received.record, Feedback):
+            return self._feedback(item, received.record)
         return item
 
     def oldest_open(self) -> int | None:
@@ -208,25 +253,39 @@ class GroupAssembler:
             if group.closed_at is None:
                 del self._open[group.prompt_uid]
             else:
-                self._undecided[group.prompt_uid].remove(group)
+                self._drop(group)
 
     def overdue(self, now: int) -> list[Group]:
-        """Open groups whose deadline has passed; for a decision to close."""
-        return [g for g in self._open.values() if g.deadline(self._rules) <= now]
+        """Open groups whose deadline has passed, for a decision to close. One waits while an earlier
+        group of its prompt is undecided."""
+        return [
+            group
+            for group in self._open.values()
+            if group.prompt_uid not in self._undecided and group.deadline(self._rules) <= now
+        ]
 
-    def close(self, group: Group, position: int) -> None:
-        """Closes an open group with what it has, at the consumer's position; only while a decision
-        is made."""
-        self._close(group, self._head + 1, position)
+    def close(self, group: Group) -> None:
+        """Closes an open group with what it has; only while a decision is made. Late is who began
+        before the newest End that was read since the group began: a rebuild reads the same ones."""
+        newest = next(end for offset, end in self._ends if offset >= group.first_offset)
+        self._close(group, max(newest + 1, group.last_source()))
 
     def decide(self, group: Group, position: int) -> None:
         """A Decision on a closed group was committed together with the offset `position`."""
         assert group.closed_at is not None
+        assert self._undecided[group.prompt_uid][0] is group, "an earlier group is undecided"
+        self._drop(group)
+        self._remember(group.prompt_uid, _Closed(group.closed_at, position))
+
+    def _drop(self, group: Group) -> None:
         waiting = self._undecided[group.prompt_uid]
         waiting.remove(group)
         if not waiting:
             del self._undecided[group.prompt_uid]
-        self._remember(group.prompt_uid, _Closed(group.closed_at, position))
+
+    def _name(self, members: Iterable[Member]) -> None:
+        for member in members:
+            self._done.setdefault(member.trajectory_uid, []).append(member.offsets)
 
     def open_groups(self) -> Sequence[Group]:
         return list(self._open.values())
@@ -235,20 +294,27 @@ class GroupAssembler:
         return (*self._open.values(), *(g for groups in self._undecided.values() for g in groups))
 
     def _trajectory(self, trajectory: Trajectory, offset: int) -> Group | Outsider | None:
-        self._head = max(self._head, trajectory.ended.offset)
+        if any(offset in offsets for offsets in self._done.get(trajectory.uid, ())):
+            return None
         if trajectory.end.channel != self._rules.channel:
             return Outsider(trajectory, "other_channel", f"its channel is {trajectory.end.channel}")
         self._forget_closed(offset)
-        closed = self._closed.get(trajectory.prompt_uid)
-        if closed is not None and trajectory.began.offset < closed.closed_at:
-            return Outsider(trajectory, "late", "it began before its group closed")
+        if trajectory.began.offset < self._closed_at(trajectory.prompt_uid):
+            return Outsider(trajectory, "late", LATE)
         group = self._open.get(trajectory.prompt_uid)
         if group is None:
             group = self._open[trajectory.prompt_uid] = self._new_group(trajectory)
         elif trajectory.uid in group.members:
-            return Outsider(trajectory, "late", "its group has a trajectory of that uid")
+            group.refused = max(group.refused, trajectory.ended.offset + 1)
+            return Outsider(trajectory, "late", LATE)
         group.members[trajectory.uid] = trajectory
-        return self._close_if_complete(group, offset)
+        return self._close_if_complete(group)
+
+    def _closed_at(self, prompt_uid: str) -> int:
+        """Where the newest closed group of a prompt closed."""
+        decided = self._closed.get(prompt_uid)
+        waiting = (group.closed_at or 0 for group in self._undecided.get(prompt_uid, ()))
+        return max(decided.closed_at if decided else 0, *waiting, 0)
 
     def _new_group(self, trajectory: Trajectory) -> Group:
         said = [trajectory.end.group_size, *(step_of(r).group_size for r in trajectory.steps)]
@@ -256,28 +322,35 @@ class GroupAssembler:
         return Group(trajectory.prompt_uid, trajectory.records[0].partition, size)
 
     def _feedback(self, stray: Stray, feedback: Feedback) -> Group | Stray | None:
-        for group in (
-            self._open.get(feedback.prompt_uid),
-            *self._undecided.get(feedback.prompt_uid, ()),
-        ):
+        waiting = self._undecided.get(feedback.prompt_uid, ())
+        # The newest first: a rebuild no longer has those that were decided, and they are older.
+        for group in (self._open.get(feedback.prompt_uid), *reversed(waiting)):
             if group is not None and feedback.trajectory_uid in group.members:
+                if group.has(feedback):
+                    return None
                 group.feedback.append(stray.received)
-                return self._close_if_complete(group, stray.received.offset)
+                return self._close_if_complete(group)
         return Stray(stray.received, "late", "its group is decided, or never was")
 
-    def _close_if_complete(self, group: Group, offset: int) -> Group | None:
+    def _close_if_complete(self, group: Group) -> Group | None:
         if group.closed_at is not None or not group.is_complete():
             return None
-        self._close(group, group.last_source(), offset)
+        self._close(group, group.last_source())
         return group
 
-    def _close(self, group: Group, at: int, position: int) -> None:
+    def _close(self, group: Group, at: int) -> None:
         group.closed_at = at
         del self._open[group.prompt_uid]
         self._undecided.setdefault(group.prompt_uid, []).append(group)
-        self._remember(group.prompt_uid, _Closed(at, position))
+
+    def _see_end(self, received: Received) -> None:
+        end = source(received).offset
+        while self._ends and self._ends[-1][1] <= end:
+            self._ends.pop()
+        self._ends.append((received.offset, end))
 
     def _remember(self, prompt_uid: str, closed: _Closed) -> None:
+        self._forget_closed(closed.position)
         earlier = self._closed.pop(prompt_uid, None)
         newest = max(closed, earlier) if earlier else closed
         self._closed[prompt_uid] = _Closed(newest.closed_at, closed.position)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pool.errors import Fatal
 from pool.groups import DECIDED_MEMORY
-from schemas import DecidedGroup, Decision, Outcome, Record
+from schemas import DecidedGroup, Decision, Member, Outcome, Record
 
 
 class GroupId(NamedTuple):
@@ -73,23 +73,31 @@ class Ledger:
         return [d for d in batches if d.version is not None and d.version > version]
 
     def decided(self, partition: int) -> Iterator[tuple[DecidedGroup, int]]:
-        """Groups of a partition that are closed for good, each with the offset committed with it."""
+        """Groups of a partition that are closed for good, each with the offset committed with it. A
+        Decision that did not move the partition names no offset of it: the last one holds."""
+        committed = 0
         for decision in self._decisions.values():
-            committed = _committed(decision, partition)
+            committed = max(committed, _committed(decision, partition) or 0)
             for group in decision.groups:
-                if group.partition == partition and committed is not None:
+                if group.partition == partition:
                     yield group, committed
 
-    def needs(self) -> int | None:
-        """sequence of the oldest Decision whose groups are still remembered by an assembler."""
-        newest: dict[int, int] = {}
+    def others(self) -> Iterator[Member]:
+        """Trajectories that are done, outside of groups."""
         for decision in self._decisions.values():
-            for offsets in decision.offsets:
-                newest[offsets.partition] = max(newest.get(offsets.partition, 0), offsets.committed)
+            yield from decision.others
+
+    def needs(self) -> int | None:
+        """sequence of the oldest Decision that a rebuild needs: an assembler remembers its groups, or
+        reads its records again."""
+        oldest = {
+            offsets.partition: min(offsets.committed - DECIDED_MEMORY, offsets.rebuild)
+            for decision in self._decisions.values()
+            for offsets in decision.offsets
+        }
         for sequence, decision in self._decisions.items():
-            for offsets in decision.offsets:
-                if offsets.committed + DECIDED_MEMORY >= newest[offsets.partition]:
-                    return sequence
+            if any(offsets.committed >= oldest[offsets.partition] for offsets in decision.offsets):
+                return sequence
         return None
 
 

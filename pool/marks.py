@@ -84,8 +84,9 @@ class PolicyMarks:
 
     def age(self, trajectory: Trajectory, version: int) -> Age:
         """The age of the oldest token of a trajectory when `version` is the newest."""
-        if trajectory.end.run != self.run:
-            raise UnknownAge(f"it belongs to run {trajectory.end.run}, not {self.run}")
+        foreign = runs(trajectory) - {self.run}
+        if foreign:
+            raise UnknownAge(f"it belongs to run {min(foreign)}, not {self.run}")
         return max(
             (self._step_age(received, version) for received in trajectory.steps),
             key=lambda age: age.total,
@@ -114,7 +115,8 @@ class PolicyMarks:
         self, trajectory: Trajectory, version: int, max_age: int, accept_runs: frozenset[str]
     ) -> Judgement:
         """Whether a trajectory is fresh enough to train `version`'s successor."""
-        if trajectory.end.run in accept_runs:
+        foreign = runs(trajectory) - {self.run}
+        if foreign and foreign <= accept_runs:
             return TRAIN
         try:
             age = self.age(trajectory, version)
@@ -127,6 +129,11 @@ class PolicyMarks:
                 f"{max_age} are allowed",
             )
         return TRAIN
+
+
+def runs(trajectory: Trajectory) -> set[str]:
+    """Its runs: more than one, if a new run began while it was made."""
+    return {trajectory.end.run, *(step_of(received).run for received in trajectory.steps)}
 
 
 def _mark(marks: list[int], partition: int) -> int:

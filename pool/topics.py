@@ -1,7 +1,9 @@
 """The topics: what exists, how it is kept, and whether a cluster fits."""
 
+import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -36,6 +38,7 @@ FOREVER = -1
 PARTITIONS = 12
 """Right for one node. At most an eighth of the prompts in flight, or the load becomes uneven."""
 TIMEOUT = 10.0
+POLL = 0.05
 
 
 class Topic(NamedTuple):
@@ -88,10 +91,11 @@ def create(connection: Connection, partitions: int = PARTITIONS, replication: in
     admin = _admin(connection)
     for name, future in admin.create_topics(new).items() if new else ():
         try:
-            future.result(TIMEOUT)
+            _answer(future, connection)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise Fatal(f"topic {name} was not created: {error.args[0].str()}") from error
+    _wait_until_seen(connection)
     check(connection)
     return [topic.topic for topic in new]
 
@@ -129,8 +133,15 @@ def find(connection: Connection) -> dict[str, Found]:
     return {
         names[topic]: Found(len(about.partitions), len(about.partitions[0].replicas))
         for topic, about in metadata.topics.items()
-        if topic in names
+        if topic in names and about.partitions
     }
+
+
+def _wait_until_seen(connection: Connection) -> None:
+    """Brokers learn of a topic a moment after the controller has made it."""
+    deadline = time.monotonic() + TIMEOUT
+    while TOPICS.keys() - find(connection).keys() and time.monotonic() < deadline:
+        time.sleep(POLL)
 
 
 def _count(name: str, existing: Mapping[str, Found], partitions: int) -> int:
@@ -143,12 +154,26 @@ def _check_sizes(connection: Connection) -> None:
     resources = [ConfigResource(ResourceType.TOPIC, connection.topic_name(name)) for name in TOPICS]
     admin = _admin(connection)
     for resource, future in admin.describe_configs(resources).items():
-        limit = int(future.result(TIMEOUT)["max.message.bytes"].value)
+        try:
+            limit = int(_answer(future, connection)["max.message.bytes"].value)
+        except KafkaException as error:
+            raise Fatal(
+                f"the settings of {resource.name} cannot be read: {error.args[0].str()}"
+            ) from error
         if limit < MAX_MESSAGE_BYTES:
             raise TopicMismatch(
                 f"{resource.name} takes messages of {limit:,} bytes and needs {MAX_MESSAGE_BYTES:,}; "
                 "raise its max.message.bytes"
             )
+
+
+def _answer(future: "Future[Any]", connection: Connection) -> Any:
+    try:
+        return future.result(TIMEOUT)
+    except TimeoutError as error:
+        raise BrokerUnavailable(
+            f"{connection.bootstrap} gave no answer within {TIMEOUT:g} s"
+        ) from error
 
 
 def _admin(connection: Connection) -> AdminClient:

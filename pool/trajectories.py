@@ -2,7 +2,8 @@
 
 Rules, each tested by name:
 
-* Only equal step_ids are the same Step; a second one is folded into the first.
+* Only equal step_ids are the same Step; a second one is folded into the first. So are copies of a
+  note or of Feedback: an old copy never undoes a newer record.
 * A trajectory closes at its first TrajectoryEnd by offset. Later Steps, notes and Ends are late.
 * It is whole when its distinct step_ids number at least what the End says: the process that closed
   it knows of every Step acknowledged through itself, another may have acknowledged more before.
@@ -110,37 +111,35 @@ class Trajectory:
 
     def _kept(self, answers: Sequence[Step]) -> Step:
         if self.problem is None:
+            # Its siblings have the same prompt, and would extend an answer without tokens.
+            siblings = {step.step_id for step in answers}
+            others = [prompt for uid, prompt in self.prompts.items() if uid not in siblings]
             for step in reversed(answers):
-                if self._is_extended(step):
+                context = self.prompts[step.step_id] + step.response_ids
+                if any(prompt.startswith(context) for prompt in others):
                     return step
         delivered = [step for step in answers if step.step_id not in self.undelivered]
         return (delivered or answers)[-1]
-
-    def _is_extended(self, step: Step) -> bool:
-        context = self.prompts[step.step_id] + step.response_ids
-        return any(
-            prompt.startswith(context)
-            for uid, prompt in self.prompts.items()
-            if uid != step.step_id
-        )
 
 
 @dataclass(slots=True)
 class _OpenTrajectory:
     records: list[Received]
     steps: dict[str, Received] = field(default_factory=dict)
-    notes: dict[str, bool] = field(default_factory=dict)
+    notes: dict[str, StepNote] = field(default_factory=dict)
+    feedback: dict[str, Received] = field(default_factory=dict)
 
     def close(self, end: TrajectoryEnd) -> Trajectory:
         steps = sorted(
             self.steps.values(),
-            key=lambda received: (step_of(received).step_index, received.offset),
+            key=lambda received: (step_of(received).step_index, source(received)),
         )
+        delivered = {note.step_id: note.delivered for note in self.notes.values()}
         return Trajectory(
             steps=steps,
             end=end,
-            feedback=[r for r in self.records if isinstance(r.record, Feedback)],
-            undelivered=frozenset(uid for uid, delivered in self.notes.items() if not delivered),
+            feedback=list(self.feedback.values()),
+            undelivered=frozenset(uid for uid, was in delivered.items() if not was),
             records=self.records,
         )
 
@@ -207,15 +206,18 @@ class TrajectoryAssembler:
         open_ = self._open.get(note.trajectory_uid)
         if open_ is None:
             return Stray(received, "late", "its trajectory is not open")
-        open_.notes[note.step_id] = note.delivered
-        open_.records.append(received)
+        if note.note_id not in open_.notes:
+            open_.notes[note.note_id] = note
+            open_.records.append(received)
         return None
 
     def _feedback(self, received: Received, feedback: Feedback) -> Stray | None:
         open_ = self._open.get(feedback.trajectory_uid)
         if open_ is None:
             return Stray(received)
-        open_.records.append(received)
+        if feedback.feedback_id not in open_.feedback:
+            open_.feedback[feedback.feedback_id] = received
+            open_.records.append(received)
         return None
 
     def _is_closed(self, uid: str, offset: int) -> bool:

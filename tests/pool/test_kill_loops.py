@@ -22,6 +22,7 @@ from pool.connection import Connection
 from pool.producer import Producer
 from pool.reader import open_topic
 from pool.topics import REWARDED, STEPS
+from pool.transaction import read_offsets
 from schemas import Record, Step, TrajectoryEnd
 from steplog import local_kafka
 from tests.conftest import free_port
@@ -133,7 +134,7 @@ def lag(connection: Connection) -> int:
     consumer = Consumer(connection.confluent(group_id=copier.GROUP))
     found = topics.find(connection)[STEPS].partitions
     places = [TopicPartition(connection.topic_name(STEPS), number) for number in range(found)]
-    committed = consumer.committed(places, timeout=30)
+    committed = read_offsets(consumer, places, patience=30)
     ends = [consumer.get_watermark_offsets(place, timeout=30)[1] for place in places]
     consumer.close()
     return sum(end - max(0, at.offset) for at, end in zip(committed, ends, strict=True))

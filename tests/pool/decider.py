@@ -1,0 +1,107 @@
+"""A trainer that does not train: assembles groups from `rewarded` and writes Decisions."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from pool.connection import Connection
+from pool.consumer import StatefulConsumer
+from pool.groups import Group, GroupAssembler, GroupRules, Judgement, Outsider, usable
+from pool.ledger import Ledger
+from pool.marks import PolicyMarks
+from pool.producer import Output
+from pool.progress import Work
+from pool.topics import LEDGER, REWARDED
+from pool.trajectories import Stray, Trajectory
+from schemas import DecidedGroup, Decision, Member, PartitionOffsets
+
+Item = Group | Outsider | Stray
+
+
+class Decider:
+    """Decides every closed group at once, one Decision per poll. Use it in a `with`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        ledger: Ledger,
+        marks: PolicyMarks,
+        rules: GroupRules,
+        max_age: int,
+        probe: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        self._connection = connection
+        self._ledger = ledger
+        self._marks = marks
+        self._rules = rules
+        self._max_age = max_age
+        self._assemblers: dict[int, GroupAssembler] = {}
+        self._codec = connection.codec()
+        self.consumer: StatefulConsumer[Item] = StatefulConsumer(
+            connection,
+            topic=REWARDED,
+            group="decider",
+            transactional_id=f"decider-{connection.topic_prefix}",
+            assembler=self._assembler,
+            codec=self._codec,
+            probe=probe,
+        )
+
+    def _assembler(self, partition: int) -> GroupAssembler:
+        decided = self._ledger.decided(partition)
+        self._assemblers[partition] = GroupAssembler(self._rules, decided)
+        return self._assemblers[partition]
+
+    def turn(self) -> None:
+        """Reads once; decides what is there."""
+        works = self.consumer.poll()
+        if works:
+            self._decide(works)
+        else:
+            self.consumer.commit()
+
+    def _decide(self, works: Sequence[Work[Item]]) -> None:
+        groups = [self._judge(w.item) for w in works if isinstance(w.item, Group)]
+        others = [w.item.member() for w in works if isinstance(w.item, Outsider)]
+        written: list[Decision] = []
+
+        def decision(offsets: Sequence[PartitionOffsets]) -> list[Output]:
+            written[:] = [self._decision(groups, others, offsets)]
+            value = self._codec.encode(written[0])
+            return [Output(self._connection.topic_name(LEDGER), "run", value)]
+
+        self.consumer.finish(works, decision)
+        while not self.consumer.commit():
+            # The works of a partition that was lost meanwhile come again from its next owner.
+            self.consumer.poll()
+        self._ledger.add(written[0])
+        for work in works:
+            if isinstance(work.item, Group):
+                assembler = self._assemblers[work.assignment.partition]
+                assembler.decide(work.item, work.offset)
+
+    def _decision(
+        self,
+        groups: list[DecidedGroup],
+        others: list[Member],
+        offsets: Sequence[PartitionOffsets],
+    ) -> Decision:
+        return Decision(
+            run=self._ledger.run,
+            incarnation=1,
+            sequence=self._ledger.sequence + 1,
+            version=self._ledger.sequence + 1,
+            groups=groups,
+            others=others,
+            offsets=list(offsets),
+            created_at=int(time.time() * 1000),
+        )
+
+    def _judge(self, group: Group) -> DecidedGroup:
+        return group.judge(self._rules, self._member)
+
+    def _member(self, group: Group, member: Trajectory) -> Judgement:
+        judgement = usable(group, member)
+        if judgement.verdict != "train":
+            return judgement
+        newest = self._marks.opened or 0
+        return self._marks.judge(member, newest, self._max_age, frozenset())

@@ -1,0 +1,64 @@
+"""Writing to and reading from the topics of a test."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from aiokafka import ConsumerRecord
+
+from pool.connection import Connection
+from pool.producer import Producer
+from pool.reader import open_topic
+from schemas import Position, Record
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def write(connection: Connection, topic: str, records: Iterable[Record]) -> list[Position]:
+    """Appends records in order, keyed by prompt_uid, else by run; gives their places."""
+    return asyncio.run(_write(connection, topic, records))
+
+
+async def _write(connection: Connection, topic: str, records: Iterable[Record]) -> list[Position]:
+    async with Producer(connection, connection.codec()) as producer:
+        sends = [producer.send(topic, key_of(record), record) for record in records]
+        return list(await asyncio.gather(*sends))
+
+
+def key_of(record: Record) -> str:
+    return str(getattr(record, "prompt_uid", None) or getattr(record, "run"))  # noqa: B009
+
+
+def messages(connection: Connection, topic: str) -> list[ConsumerRecord]:
+    """Everything that a topic holds, by partition and offset."""
+    return sorted(asyncio.run(_messages(connection, topic)), key=lambda m: (m.partition, m.offset))
+
+
+async def _messages(connection: Connection, topic: str) -> list[ConsumerRecord]:
+    async with open_topic(connection, topic) as reader:
+        bounds = await reader.bounds(list(reader.partitions))
+        starts = {number: bound.low for number, bound in bounds.items()}
+        ends = {number: bound.end for number, bound in bounds.items()}
+        return [message async for message in reader.read(starts, ends)]
+
+
+def records(connection: Connection, topic: str) -> list[Record]:
+    codec = connection.codec()
+    return [codec.decode(message.value) for message in messages(connection, topic)]
+
+
+def identity(record: Record) -> str:
+    """The id by which readers fold duplicates."""
+    names = ("step_id", "end_id", "feedback_id", "note_id")
+    if hasattr(record, "note_id"):
+        return str(getattr(record, "note_id"))  # noqa: B009
+    return next(str(getattr(record, name)) for name in names if hasattr(record, name))
+
+
+def until(done: Callable[[], bool], turn: Callable[[], None], turns: int = 300) -> None:
+    """Takes turns until it is done."""
+    for _ in range(turns):
+        if done():
+            return
+        turn()
+    raise AssertionError(f"it was not done after {turns} turns")
