@@ -21,7 +21,7 @@ def run(connection: Connection) -> None:
         lambda: consume(connection),
     )
     show(
-        f"Read {raw.count:,} records from {find(connection)[STEPS].partitions} partitions",
+        f"Read {raw.records:,} records from {find(connection)[STEPS].partitions} partitions",
         {
             "raw confluent-kafka": raw,
             "decode into typed records": decoded,

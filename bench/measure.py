@@ -9,18 +9,18 @@ ROUNDS = 3
 
 
 class Measured(NamedTuple):
-    count: int
+    records: int
     seconds: float
     cpu: float
 
     @property
     def rate(self) -> float:
-        return self.count / self.seconds
+        return self.records / self.seconds
 
     @property
     def cpu_each(self) -> float:
         """Microseconds of processor time per record, all threads of the process."""
-        return self.cpu / self.count * 1e6
+        return self.cpu / self.records * 1e6
 
 
 def measure(work: Callable[[], int]) -> Measured:

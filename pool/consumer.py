@@ -65,9 +65,6 @@ class _Partition(Generic[ItemT]):
     position: int
     dead: list[Output]
     paused: bool = False
-    reading: bool = False
-    """A record came since the assignment or the last seek. Until then the client's own idea of the
-    position may stem from an earlier assignment."""
 
 
 @dataclass(slots=True)
@@ -113,6 +110,7 @@ class StatefulConsumer(Generic[ItemT]):
         self._transactions = Transactions(connection, transactional_id, patience, probe)
         self._consumer = Consumer(self._options())
         self._membership: object = None
+        self._closing = False
         self._polled_at = time.monotonic()
         self._consumer.subscribe(
             [self._topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose
@@ -177,7 +175,6 @@ class StatefulConsumer(Generic[ItemT]):
         if partition is None or offset < partition.position:
             return None
         partition.position = offset + 1
-        partition.reading = True
         if not partition.progress.live:
             self._probe("rebuilding")
         try:
@@ -221,9 +218,10 @@ class StatefulConsumer(Generic[ItemT]):
 
     def _advance(self) -> None:
         """Takes over positions that lie behind transaction markers, which are no records."""
-        places = [Place(self._topic, n) for n, p in self._partitions.items() if p.reading]
+        places = [Place(self._topic, number) for number in self._partitions]
         for place in self._consumer.position(places) if places else ():
             partition = self._partitions[place.partition]
+            # Before the first record the client answers with a negative number.
             partition.position = max(partition.position, place.offset)
             if partition.position >= partition.progress.committed:
                 partition.progress.go_live()
@@ -361,13 +359,15 @@ class StatefulConsumer(Generic[ItemT]):
             return None
         skipped = Range(partition=partition, first=state.position, end=offset)
         state.progress.assembler.forget_before(offset)
-        state.position, state.reading = offset, False
+        state.position = offset
         self._consumer.seek(Place(self._topic, partition, offset))
         return skipped
 
     # Rebalancing
 
     def _assign(self, consumer: Consumer, places: list[Place]) -> None:
+        if self._closing:
+            return  # they come too late to be read, and go on to another member at once
         asked = [Place(self._topic, place.partition) for place in places]
         found = read_offsets(consumer, asked, self._patience) if asked else []
         starts = [Place(self._topic, place.partition, self._load(place)) for place in found]
@@ -412,9 +412,11 @@ class StatefulConsumer(Generic[ItemT]):
         """After an error nothing more is committed: what was read since is read again."""
         self._partitions.clear()
         self._finished.clear()
+        self._transactions.abandon()
 
     def close(self) -> None:
         """Commits what is finished and leaves the group, which gives its partitions on at once."""
+        self._closing = True
         self._consumer.close()
 
 

@@ -80,7 +80,7 @@ class Ledger:
             committed = max(committed, _committed(decision, partition) or 0)
             for group in decision.groups:
                 if group.partition == partition:
-                    yield group, committed
+                    yield group, max(committed, _behind(group))
 
     def others(self) -> Iterator[Member]:
         """Trajectories that are done, outside of groups."""
@@ -108,6 +108,11 @@ def trajectory_verdicts(decision: Decision) -> Iterator[str]:
         for member in group.members:
             yield group.verdict if member.verdict == "train" else member.verdict
     yield from (member.verdict for member in decision.others)
+
+
+def _behind(group: DecidedGroup) -> int:
+    """The offset behind its last record."""
+    return 1 + max((offset for member in group.members for offset in member.offsets), default=-1)
 
 
 def _committed(decision: Decision, partition: int) -> int | None:

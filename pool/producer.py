@@ -72,6 +72,7 @@ class Producer:
         )
         self._waking = threading.Lock()
         self._room = asyncio.Event()
+        self._turn = asyncio.Lock()
         self._closed = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="producer-poll", daemon=True)
@@ -99,7 +100,8 @@ class Producer:
     async def _enqueue(self, output: Output) -> "asyncio.Future[Position]":
         future: asyncio.Future[Position] = self._loop.create_future()
         try:
-            async with asyncio.timeout(self._timeout):
+            # One sender at a time waits for room, or later ones would overtake it.
+            async with asyncio.timeout(self._timeout), self._turn:
                 while not self._produce(output, future):
                     self._room.clear()
                     await self._room.wait()

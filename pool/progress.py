@@ -117,7 +117,7 @@ class Progress(Generic[ItemT]):
 
     def bookmark(self, position: int, done: Iterable[Work[ItemT]] = ()) -> Bookmark:
         """How to come back to `position` once the outputs of `done` are committed."""
-        offsets = {work.offset for work in done}
+        offsets = {work.offset for work in done if work.assignment is self}
         waiting = sorted(offset for offset in self.open if offset not in offsets)
         needed = [self.open[offset].item.first_offset for offset in waiting]
         oldest = self.assembler.oldest_open()

@@ -100,6 +100,7 @@ async def open_topic(connection: Connection, topic: str) -> AsyncIterator[Reader
     reader = Reader(name, found[topic].partitions, consumer)
     try:
         await consumer.start()
+        await asyncio.sleep(0)  # aiokafka cannot stop tasks that have not begun
         yield reader
     except (NoOffsetForPartitionError, OffsetOutOfRangeError) as error:
         raise OffsetLost(

@@ -14,6 +14,7 @@ are part of it. Going on with the old producer could finish a later transaction 
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as ConfluentProducer
@@ -65,6 +66,11 @@ class Transactions:
             self._producer = self._begin_anew()
             if not self._is_committed(consumer, offsets):
                 raise Aborted(f"the broker did not finish the transaction: {doubt}") from doubt
+
+    def abandon(self) -> None:
+        """Ends what is open, so that it does not block readers until it times out."""
+        with suppress(KafkaException):
+            self._producer.abort_transaction(CALL_TIMEOUT)
 
     def _attempt(
         self, membership: object, outputs: Iterable[Output], offsets: Sequence[TopicPartition]
@@ -157,10 +163,13 @@ def read_offsets(
     while True:
         try:
             found: list[TopicPartition] = consumer.committed(list(partitions), timeout=CALL_TIMEOUT)
-            return found
+            errors = [place.error for place in found if place.error]
+            if not errors:
+                return found
+            error = errors[0]
         except KafkaException as failure:
-            if time.monotonic() > deadline:
-                raise BrokerUnavailable(
-                    f"the group's offsets could not be read for {patience:g} s: "
-                    f"{failure.args[0].str()}"
-                ) from failure
+            error = failure.args[0]
+        if time.monotonic() > deadline:
+            raise BrokerUnavailable(
+                f"the group's offsets could not be read for {patience:g} s: {error.str()}"
+            )

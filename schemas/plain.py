@@ -1,10 +1,10 @@
 """Records as plain JSON values: what a person, `jq` or a data frame reads.
 
 Field names are the schema's. Packed numbers become arrays, JSON text becomes what it says, and other
-bytes become hexadecimal; the schema's `logicalType` tells which is which.
+bytes become hexadecimal; the schema's `logicalType` tells which is which. Nobody checks what a writer
+put there, so what cannot be unpacked stays text, or becomes hexadecimal.
 """
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +18,7 @@ UNPACK: dict[str, Callable[[Any], Any]] = {
     "int32-le": lambda packed: unpack_ids(packed).tolist(),
     "float32-le": lambda packed: unpack_logprobs(packed).tolist(),
     "float64-le": lambda packed: unpack_doubles(packed).tolist(),
-    "json": json.loads,
+    "json": msgspec.json.decode,
 }
 
 
@@ -35,9 +35,16 @@ def _value(kind: Any, value: Any) -> Any:
     if isinstance(kind, list):
         kind = next(branch for branch in kind if branch != "null")
     if value is None or not isinstance(kind, dict):
-        return value.hex() if isinstance(value, bytes) else value
+        return _text(value)
     if kind.get("logicalType") in UNPACK:
-        return UNPACK[kind["logicalType"]](value)
+        try:
+            return UNPACK[kind["logicalType"]](value)
+        except (ValueError, RecursionError, msgspec.MsgspecError):
+            return _text(value)
     if kind["type"] == "array":
         return [_value(kind["items"], item) for item in value]
     return _fields(kind, value) if kind["type"] == "record" else value
+
+
+def _text(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else value

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -79,13 +80,13 @@ async def _cat(
         open_topic(settings, settings.topic) as reader,
         open_history(settings, settings.topic, codec) as history,
     ):
-        left = settings.limit
-        async for message in _messages(settings, reader):
-            if left == 0:
-                return
+        shown = 0
+        messages = _messages(settings, reader)
+        # Asked before the next record comes, which may be never.
+        while shown != settings.limit and (message := await anext(messages, None)):
             line = await _line(message, codec, history, tokenizer)
             say(msgspec.json.encode(line).decode())
-            left = None if left is None else left - 1
+            shown += 1
 
 
 async def _messages(settings: CatSettings, reader: Reader) -> AsyncIterator[ConsumerRecord]:
@@ -112,10 +113,10 @@ async def _line(
         "partition": message.partition,
         "offset": message.offset,
         "timestamp": datetime.fromtimestamp(message.timestamp / 1000, UTC).isoformat(),
-        "key": message.key and message.key.decode(errors="replace"),
+        "key": _text(message.key),
     }
     if message.headers:
-        place["headers"] = {name: value.decode(errors="replace") for name, value in message.headers}
+        place["headers"] = {name: _text(value) for name, value in message.headers}
     if message.value is None:
         return {"type": "tombstone", **place}
     try:
@@ -123,7 +124,13 @@ async def _line(
     except SchemaError as error:
         return {"type": "undecodable", **place, "reason": str(error), "value": message.value.hex()}
     fields = await _fields(record, message, history, tokenizer)
-    return {"type": type(record).__name__, **place, **fields}
+    # A Registration has a partition of its own, which is not where it lies.
+    apart = {f"record.{name}" if name in place else name: fields[name] for name in fields}
+    return {"type": type(record).__name__, **place, **apart}
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="replace")
 
 
 async def _fields(
@@ -138,9 +145,14 @@ async def _fields(
             fields["prompt_ids"] = None
             fields["problem"] = str(broken)
         if tokenizer is not None:
-            fields["prompt_text"] = tokenizer.decode(fields["prompt_ids"] or [])
-            fields["response_text"] = tokenizer.decode(fields["response_ids"])
+            fields["prompt_text"] = _decoded(tokenizer, fields["prompt_ids"])
+            fields["response_text"] = _decoded(tokenizer, fields["response_ids"])
     return fields
+
+
+def _decoded(tokenizer: Tokenizer, ids: list[int] | None) -> Any:
+    # Negative ids are nobody's, and a tokenizer refuses them.
+    return None if ids is None else tokenizer.decode([number for number in ids if number >= 0])
 
 
 class TokenizerError(PoolError):
@@ -152,9 +164,12 @@ def load_tokenizer(folder: str) -> Tokenizer:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
 
+    if not Path(folder).is_dir():  # transformers would take it for a name and ask the network
+        raise TokenizerError(f"{folder} is no folder, and --tokenizer needs one")
     try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    # Broken files make the loader fail in arbitrary ways; all of them mean the same.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
         raise TokenizerError(f"no tokenizer could be loaded from {folder}: {reason}") from error
     return tokenizer

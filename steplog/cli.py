@@ -7,10 +7,12 @@ status 1, or 2 when it is about usage or settings.
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,11 +22,17 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-"""What a shell reports of a program that SIGINT or SIGPIPE ended."""
+TERMINATED = 143
+"""What a shell reports of a program that SIGINT, SIGPIPE or SIGTERM ended."""
 
 
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
+
+
+def say_now(line: str) -> None:
+    say(line)
+    sys.stdout.flush()
 
 
 def kafka_start(settings: "LocalKafkaSettings") -> int:
@@ -76,7 +84,7 @@ def topics_check(settings: "TopicsSettings") -> int:
 def cat(settings: "CatSettings") -> int:
     from steplog import cat as cat_
 
-    cat_.cat(settings, say)
+    cat_.cat(settings, say_now if settings.follow else say)
     return 0
 
 
@@ -111,17 +119,38 @@ COMMANDS = [
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
+    termination = Termination()
     try:
-        try:
-            return _run(words)
-        finally:
-            sys.stdout.flush()
+        with termination:
+            try:
+                return _run(words)
+            finally:
+                sys.stdout.flush()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return TERMINATED if termination.came else INTERRUPTED
     except BrokenPipeError:
         # What is still buffered has no reader; Python would complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+
+
+class Termination:
+    """SIGTERM does what Ctrl-C does, so that a command is interrupted in one way only."""
+
+    came = False
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGTERM, self._interrupt)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def _interrupt(self, _: int, frame: FrameType | None) -> None:
+        self.came = True
+        on_interrupt = signal.getsignal(signal.SIGINT)
+        if not callable(on_interrupt):  # shells make background jobs ignore Ctrl-C
+            on_interrupt = signal.default_int_handler
+        on_interrupt(signal.SIGINT, frame)
 
 
 def _run(words: list[str]) -> int:

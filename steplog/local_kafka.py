@@ -39,6 +39,8 @@ DEFAULT_HEAP = "512m"
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 POLL_S = 0.05
+EXEC_LOOKS = 50
+"""A process that is becoming another program has no command line for a moment."""
 
 
 class LocalKafkaSettings(BaseModel):
@@ -143,10 +145,19 @@ def _command_line(pid: int) -> str:
     """A process's command line; empty when it is gone or a zombie."""
     if Path("/proc/self/cmdline").exists():
         with suppress(OSError):
-            return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).replace("\0", " ")
+            for _ in range(EXEC_LOOKS):
+                told = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).replace("\0", " ")
+                if told or _is_zombie(pid):
+                    return told
+                time.sleep(0.01)
         return ""
     command = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
     return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def _is_zombie(pid: int) -> bool:
+    # The state follows the name of the program, which may itself hold anything.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
 def _start(directory: Path, port: int, heap: str) -> Broker:

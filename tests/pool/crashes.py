@@ -75,8 +75,10 @@ class Life(Generic[ItemT]):
             self.poll(amount)
         elif action == "finish":
             self.finish(amount)
-        elif self.progress.live:
-            self.commit(action, amount)
+        elif action == "close overdue" and self.progress.live:
+            self.close_overdue(amount)
+        elif action == "commit" and self.progress.live:
+            self.commit(self.batch(amount))
 
     def poll(self, amount: int) -> None:
         """Reads a few records; stands right behind them, or behind the transaction markers there."""
@@ -96,11 +98,23 @@ class Life(Generic[ItemT]):
         self.finished += chosen(self.working, bits)
         self.working = [work for work in self.working if work not in self.finished]
 
-    def commit(self, action: Action, amount: int) -> None:
-        done, self.finished = self.finished, []
+    def close_overdue(self, bits: int) -> None:
+        """For those who wait for groups."""
+
+    def batch(self, bits: int) -> list[Work[ItemT]]:
+        """What is finished in the last moment."""
+        return chosen(self.working, bits)
+
+    def commit(self, batch: Sequence[Work[ItemT]]) -> None:
+        done = [*self.finished, *batch]
         bookmark = self.bookmark(done)
         self.disk.commit(self.position, bookmark, [Output(w.offset, view(w.item)) for w in done])
+        self.settle(done)
+
+    def settle(self, done: Sequence[Work[ItemT]]) -> None:
         self.progress.close(done)
+        self.finished = []
+        self.working = [work for work in self.working if work not in done]
 
     def bookmark(self, done: Sequence[Work[ItemT]]) -> Bookmark:
         bookmark = self.progress.bookmark(self.position, done)
@@ -164,12 +178,7 @@ class TrainerLife(Life[Group | Outsider | Stray]):
         super().finish(bits)
         self.working += groups
 
-    def commit(self, action: Action, amount: int) -> None:
-        if action == "close overdue":
-            self.close_overdue(amount)
-            if amount & 128:
-                return  # the transaction was aborted: the next one carries this Decision
-        batch = self.batch(amount)
+    def commit(self, batch: Sequence[Work[Any]]) -> None:
         done = [*self.finished, *batch]
         groups = [*(group for group, _ in self.closed), *(work.item for work in batch)]
         bookmark = self.bookmark(done)
@@ -179,13 +188,13 @@ class TrainerLife(Life[Group | Outsider | Stray]):
         self.disk.decided += [(judged(group, self.rules), rewards(group)) for group in groups]
         outputs = [Output(work.offset, view(work.item)) for work in self.finished]
         self.disk.commit(self.position, bookmark, outputs)
-        self.progress.close(done)
-        self.working = [work for work in self.working if work not in batch]
-        self.finished, self.closed = [], []
+        self.settle(done)
+        self.closed = []
         for group in groups:
             self.assembler.decide(group, self.position)
 
     def close_overdue(self, bits: int) -> None:
+        """The Decision that closes them is not committed yet: the next transaction carries it."""
         for group in chosen(self.assembler.overdue(FAR), bits):
             self.assembler.close(group)
             self.closed.append((group, Turn(self.position, "close", group.prompt_uid)))

@@ -1,12 +1,22 @@
 """Logs for property tests, as hypothesis draws them."""
 
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pool.progress import Received
+from pool.prompts import delta
 from schemas import Record
+from schemas.packing import pack_ids
 from tests.pool.records import copied, end, feedback, note, step
+
+T = TypeVar("T")
+
+
+class Draw(Protocol):
+    def __call__(self, strategy: st.SearchStrategy[T]) -> T: ...
+
 
 UIDS = st.sampled_from(["t1", "t2", "t3"])
 PROMPTS = st.sampled_from(["p", "p", "p", "q"])
@@ -67,7 +77,95 @@ def any_rewarded_logs(draw: st.DrawFn, max_size: int = 30) -> list[Received]:
     return [copied(r.offset, r.record, s) for r, s in zip(received, sources, strict=True)]
 
 
-def placed(draw: st.DrawFn, records: list[Record]) -> list[Received]:
+def placed(draw: Draw, records: list[Record]) -> list[Received]:
     gaps = draw(st.lists(st.integers(1, 3), min_size=len(records), max_size=len(records)))
     offsets = [sum(gaps[:n]) for n in range(len(records))]
     return [Received(record, 0, offset) for record, offset in zip(records, offsets, strict=True)]
+
+
+Histories = list[list[Record]]
+"""The records of each prompt, in order."""
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> Histories:
+    """Prompts with trajectories as agents make them, well or badly."""
+    prompts = ["p", "q", "r"][: draw(st.integers(1, 3))]
+    return [merged(draw, _trajectories(draw, prompt)) for prompt in prompts]
+
+
+def _trajectories(draw: st.DrawFn, prompt: str) -> Histories:
+    uids = [f"{prompt}{n}" for n in range(draw(st.integers(1, 5)))]
+    return [_trajectory(draw, uid, prompt) for uid in uids]
+
+
+def _trajectory(draw: st.DrawFn, uid: str, prompt: str) -> list[Record]:
+    """Turns whose prompts are deltas, some with retries, then an End and what comes late."""
+    records: list[Record] = []
+    contexts: dict[str, bytes] = {}
+    context, steps = [*range(20)], 0
+    for turn in range(draw(st.integers(0, 3))):
+        answers = draw(st.integers(1, 2))
+        asked = [*context, 1000 + turn]
+        for answer in range(answers):
+            step_id, response = f"{uid}-{turn}-{answer}", [2000 + turn, 3000 + answer]
+            stored = delta(pack_ids(asked), contexts)
+            fields = {"request_hash": f"{uid}-{turn}".encode(), **stored._asdict()}
+            one = step(step_id, uid, prompt, index=turn, response=response)
+            records.append(replace(one, **fields))
+            contexts[step_id] = pack_ids([*asked, *response])
+            if draw(st.booleans()):
+                records.append(_note(draw, step_id, uid, prompt))
+        context = [*asked, 2000 + turn, 3000 + draw(st.integers(0, answers - 1))]
+        steps += answers
+    records += draw(_rewards(uid, prompt, "early")) if records else []
+    if draw(st.integers(0, 9)):
+        records.append(_end(draw, uid, prompt, steps))
+        records += draw(_rewards(uid, prompt, "late"))
+        late = [step(f"{uid}-late", uid, prompt), end(uid, prompt, end_id=f"{uid}-late")]
+        records += draw(st.sampled_from([[], late[:1], late[1:], late]))
+    return records
+
+
+def _note(draw: st.DrawFn, step_id: str, uid: str, prompt: str) -> Record:
+    delivered = draw(st.booleans())
+    return replace(note(step_id, delivered, uid), prompt_uid=prompt)
+
+
+def _rewards(uid: str, prompt: str, when: str) -> st.SearchStrategy[list[Record]]:
+    values = st.lists(st.sampled_from([0.0, 0.5, 1.0]), max_size=2)
+    return values.map(
+        lambda given: [
+            feedback(value, uid, prompt, id=f"{uid}-{when}-{n}") for n, value in enumerate(given)
+        ]
+    )
+
+
+def _end(draw: st.DrawFn, uid: str, prompt: str, steps: int) -> Record:
+    return end(
+        uid,
+        prompt,
+        steps=steps + draw(st.sampled_from([0, 0, 0, 1])),  # one more than there are: a hole
+        status=draw(st.sampled_from(["completed", "completed", "truncated", "failed", "expired"])),
+        reward=draw(st.sampled_from([None, 0.0, 1.0])),
+        reward_expected=draw(st.booleans()),
+        group_size=draw(st.sampled_from([None, 1, 2, 3])),
+        channel=draw(st.sampled_from(["train", "train", "train", "val"])),
+    )
+
+
+def merged(draw: Draw, sequences: Histories) -> list[Record]:
+    """One log of them all; each keeps its own order."""
+    turns = [n for n, records in enumerate(sequences) for _ in records]
+    rest = [iter(records) for records in sequences]
+    return [next(rest[n]) for n in draw(st.permutations(turns))]
+
+
+def copies_of(draw: Draw, records: list[Record]) -> list[Record]:
+    """The same log with copies of some records, anywhere after the originals."""
+    log = list(records)
+    for original in records:
+        if draw(st.integers(0, 3)) == 0:
+            first = next(n for n, record in enumerate(log) if record is original)
+            log.insert(draw(st.integers(first + 1, len(log))), original)
+    return log

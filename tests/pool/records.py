@@ -1,16 +1,14 @@
 """Short ways to write a log down. What a test does not name has a value that does not matter."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, overload
 
 from pool.groups import Group, GroupAssembler, GroupRules, Outsider
-from pool.progress import Assembler, Item, Received
+from pool.progress import Assembler, Received
 from pool.prompts import delta
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated
 from schemas import Feedback, Position, Record, Segment, Step, StepNote, TrajectoryEnd
 from schemas.packing import pack_ids, pack_logprobs
-
-ItemT = TypeVar("ItemT", bound=Item)
 
 RUN = "run"
 FAR = 10**15
@@ -37,9 +35,12 @@ def step(
         prompt_ids=pack_ids(ids),
         response_ids=pack_ids(response),
         response_logprobs=pack_logprobs([-0.5] * len(response)),
-        segments=[Segment(incarnation=1, version=version, first_token=0)],
-        **{"run": RUN, **fields},
+        **{"run": RUN, "segments": [sampled(version)], **fields},
     )
+
+
+def sampled(version: int, first_token: int = 0) -> Segment:
+    return Segment(incarnation=1, version=version, first_token=first_token)
 
 
 def child(step_id: str, parent: Step, context: Sequence[int], added: Sequence[int]) -> Step:
@@ -114,15 +115,23 @@ def copied(offset: int, record: Record, source: int) -> Received:
     return at(offset, annotated(record, Position(partition=0, offset=source)))
 
 
-def feed(assembler: Assembler[ItemT], received: Iterable[Received]) -> list[ItemT]:
+@overload
+def feed(
+    assembler: TrajectoryAssembler, received: Iterable[Received]
+) -> list[Trajectory | Stray]: ...
+@overload
+def feed(
+    assembler: GroupAssembler, received: Iterable[Received]
+) -> list[Group | Outsider | Stray]: ...
+def feed(assembler: Assembler[Any], received: Iterable[Received]) -> list[Any]:
     """The items that the records complete, in order."""
     items = (assembler.feed(one) for one in received)
     return [item for item in items if item is not None]
 
 
-def trajectory_of(*records: Record) -> Trajectory:
+def trajectory_of(*records: Record, first: int = 0, partition: int = 0) -> Trajectory:
     """The one trajectory that the records make."""
-    [item] = feed(TrajectoryAssembler(), log(*records))
+    [item] = feed(TrajectoryAssembler(), log(*records, first=first, partition=partition))
     assert isinstance(item, Trajectory)
     return item
 
@@ -134,7 +143,7 @@ def group_of(*records: Record, size: int = 2) -> Group:
     return item
 
 
-def view(item: Trajectory | Stray | Outsider | Group) -> object:
+def view(item: object) -> object:
     """All that can be seen of an item, to compare."""
     if isinstance(item, Trajectory):
         return (

@@ -5,6 +5,7 @@ Leaving a `with` by an error commits nothing, which is what a crash does, but fa
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -338,10 +339,8 @@ def spread(number: int) -> list[Record]:
     return [*steps, end(uid, prompt, steps=2)]
 
 
-def produce_raw(
-    connection: Connection, values: Sequence[bytes], headers: list[tuple[str, bytes]] | None = None
-) -> None:
+def produce_raw(connection: Connection, values: Sequence[bytes], headers: Any = ()) -> None:
     producer = ConfluentProducer(producer_options(connection))
     for value in values:
-        producer.produce(connection.topic_name(STEPS), value, "key", headers=headers or [])
+        producer.produce(connection.topic_name(STEPS), value, "key", headers=list(headers))
     producer.flush()

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import random
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from pool.topics import REWARDED, STEPS
 from pool.transaction import read_offsets
 from schemas import Record, Step, TrajectoryEnd
 from steplog import local_kafka
-from tests.conftest import free_port
+from tests.conftest import free_port, kill
 from tests.pool import copier
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -221,7 +220,7 @@ def test_a_broker_killed_under_the_consumer_loses_and_repeats_nothing(tmp_path: 
         with Load(connection, rate=30) as load:
             for _ in range(3):
                 wait_for_acknowledgements(load, len(load.acknowledged) + 100)
-                os.kill(broker.pid, signal.SIGKILL)
+                kill(broker)
                 broker = local_kafka.start(tmp_path, broker.port)
             wait_for_acknowledgements(load, len(load.acknowledged) + 100)
             worker.process.send_signal(signal.SIGTERM)

@@ -101,8 +101,8 @@ async def test_a_full_queue_makes_senders_wait_in_their_order(
 ) -> None:
     with_queue_of(5, monkeypatch)
     async with Producer(log, CODEC) as producer:
-        await asyncio.gather(*(producer.send(STEPS, "key", step(str(n))) for n in range(500)))
-    assert await step_ids(log) == [str(n) for n in range(500)]
+        await asyncio.gather(*(producer.send(STEPS, "key", step(str(n))) for n in range(3000)))
+    assert await step_ids(log) == [str(n) for n in range(3000)]
 
 
 async def test_a_queue_that_stays_full_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,22 +215,23 @@ async def test_a_broker_that_is_killed_and_comes_back_has_every_record_once(
     broker = await asyncio.to_thread(local_kafka.start, tmp_path, port)
     connection = Connection(bootstrap=broker.bootstrap)
     sent: list[str] = []
+    acknowledged: asyncio.Queue[str] = asyncio.Queue()
+    stop = asyncio.Event()
 
-    async def keep_sending(producer: Producer, sender: int, stop: asyncio.Event) -> None:
+    async def keep_sending(producer: Producer, sender: int) -> None:
         while not stop.is_set():
             name = f"{sender}.{len(sent)}"
             sent.append(name)
             await producer.send(STEPS, f"key-{sender}", step(name))
+            acknowledged.put_nowait(name)
 
     try:
         await asyncio.to_thread(topics.create, connection, 3)
-        stop = asyncio.Event()
         async with Producer(connection, CODEC, timeout=60) as producer:
-            senders = [asyncio.create_task(keep_sending(producer, n, stop)) for n in range(20)]
+            senders = [asyncio.create_task(keep_sending(producer, n)) for n in range(20)]
             for _ in range(2):
-                before = len(sent)
-                while len(sent) < before + 500:
-                    await asyncio.sleep(0.01)
+                for _ in range(500):
+                    await acknowledged.get()
                 await asyncio.to_thread(kill, broker)
                 broker = await asyncio.to_thread(local_kafka.start, tmp_path, port)
             stop.set()

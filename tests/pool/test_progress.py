@@ -1,8 +1,10 @@
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pool.bookmark import Bookmark
 from pool.groups import GroupRules
-from pool.progress import Received
+from pool.progress import Progress, Received
+from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
 from tests.pool.crashes import (
     EVERYTHING,
     TAPES,
@@ -16,36 +18,151 @@ from tests.pool.crashes import (
     uninterrupted_trajectories,
 )
 from tests.pool.histories import any_logs, any_rewarded_logs
+from tests.pool.records import at, end, log, run_of, step
 
-RULES = GroupRules(group_size=2, quorum=0.5)
+PAIRS = GroupRules(group_size=2)
 
 
-@settings(max_examples=1000, deadline=None)
+def progress(
+    committed: int = 0, start: Bookmark | None = None, memory: int = 5
+) -> Progress[Trajectory | Stray]:
+    return Progress(0, TrajectoryAssembler(memory), committed, start or Bookmark(committed))
+
+
+def feed(reading: Progress[Trajectory | Stray], received: list[Received]) -> list[int]:
+    """The offsets that name the items which are handed out."""
+    works = (reading.feed(one) for one in received)
+    return [work.offset for work in works if work is not None]
+
+
+# Live
+
+
+def test_a_partition_without_a_past_is_live_at_once() -> None:
+    assert progress().live
+
+
+def test_an_item_is_named_by_the_offset_of_the_record_that_completed_it() -> None:
+    assert feed(progress(), log(step("a", "t1"), *run_of("t2"), end("t1"))) == [2, 3]
+
+
+def test_with_nothing_open_a_rebuild_begins_at_the_position() -> None:
+    reading = progress()
+    assert reading.bookmark(0) == Bookmark(0)
+    work = reading.feed(at(7, end(steps=0)))
+    assert work is not None
+    assert reading.bookmark(9, [work]) == Bookmark(9)
+
+
+def test_a_rebuild_begins_at_the_first_record_of_open_state() -> None:
+    reading = progress()
+    feed(reading, log(step("a", "t1"), step("b", "t2"), first=3))
+    assert reading.bookmark(5) == Bookmark(3)
+
+
+def test_a_rebuild_begins_at_the_first_record_of_an_item_that_waits_for_its_output() -> None:
+    reading = progress()
+    feed(reading, log(step("a", "t1"), end("t1"), step("b", "t2"), first=3))
+    assert reading.bookmark(6) == Bookmark(3, (4,))
+
+
+def test_an_item_is_pending_until_its_output_is_committed() -> None:
+    reading = progress()
+    works = [reading.feed(received) for received in log(*run_of("t1"), *run_of("t2"))]
+    first, second = works[1], works[3]
+    assert first is not None
+    assert second is not None
+    assert reading.bookmark(4) == Bookmark(0, (1, 3))
+    assert reading.bookmark(4, [second]) == Bookmark(0, (1,))
+    reading.close([second])
+    assert reading.bookmark(4) == Bookmark(0, (1,))
+    assert reading.bookmark(4, [first]) == Bookmark(4)
+
+
+def test_the_work_of_another_assignment_does_not_finish_ours() -> None:
+    """Two partitions may have items of the same offset."""
+    ours, other = progress(), progress()
+    feed(ours, log(*run_of("t1")))
+    feed(other, log(*run_of("t2")))
+    assert ours.bookmark(2, other.open.values()) == Bookmark(0, (1,))
+
+
+# Rebuilding
+
+
+def test_a_rebuild_reads_as_far_before_the_rebuild_offset_as_closed_trajectories_are_remembered() -> (
+    None
+):
+    assert progress(90, Bookmark(70), memory=20).read_from() == 50
+    assert progress(90, Bookmark(10), memory=20).read_from() == 0
+
+
+def test_items_below_the_committed_offset_are_handed_out_only_if_they_are_pending() -> None:
+    reading = progress(6, Bookmark(0, (3,)))
+    records = log(*run_of("t1"), *run_of("t2"), *run_of("t3"), *run_of("t4"))
+    assert feed(reading, records) == [3, 7]
+
+
+def test_a_rebuild_ends_when_the_position_reaches_the_committed_offset() -> None:
+    reading = progress(6, Bookmark(0))
+    feed(reading, log(*run_of("t1"), step("a", "t2")))
+    assert not reading.live
+    reading.go_live()  # nothing but transaction markers up to the committed offset
+    assert reading.live
+    assert feed(reading, [at(8, end("t2"))]) == [8]
+
+
+def test_what_began_before_the_rebuild_offset_was_done() -> None:
+    reading = progress(4, Bookmark(2), memory=5)
+    feed(reading, log(step("a", "t1"), step("b", "t2"), step("c", "t3"), step("d", "t2")))
+    reading.go_live()
+    assert reading.bookmark(4).rebuild == 2
+
+
+def test_what_ended_before_the_rebuild_offset_is_still_known_to_have_ended() -> None:
+    reading = progress(4, Bookmark(4), memory=5)
+    feed(reading, log(*run_of("t1"), step("x", "t2"), end("t2")))
+    work = reading.feed(at(4, step("late", "t1")))
+    assert work is not None
+    assert isinstance(work.item, Stray)
+    assert work.item.verdict == "late"
+
+
+# Any crash
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_logs(), TAPES, st.integers(0, 6))
-def test_every_trajectory_is_committed_once_whatever_the_moment_of_the_crash(log, tape, memory):
-    disk = Disk(log)
+def test_every_trajectory_is_committed_once_whatever_the_moment_of_the_crash(
+    received: list[Received], tape: Tape, memory: int
+) -> None:
+    disk = Disk(received)
     life = RewardLife(disk, memory)
     for action, amount in tape + EVERYTHING * 6:
         if action == "crash":
             life = RewardLife(disk, memory)
         else:
             life.act(action, amount)
-    assert each_once(disk.outputs) == uninterrupted_trajectories(log, memory)
+    assert each_once(disk.outputs) == uninterrupted_trajectories(received, memory)
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_logs() | any_rewarded_logs(), TAPES, st.integers(0, 6))
-def test_every_group(log, tape, memory):
-    disk = TrainerDisk(log)
-    life = TrainerLife(disk, RULES, memory)
+def test_every_group_is_decided_once_whatever_the_moment_of_the_crash(
+    received: list[Received], tape: Tape, memory: int
+) -> None:
+    disk = TrainerDisk(received)
+    life = TrainerLife(disk, PAIRS, memory)
     for action, amount in tape + EVERYTHING * 6:
         if action == "crash":
-            life = TrainerLife(disk, RULES, memory)
+            life = TrainerLife(disk, PAIRS, memory)
         else:
             life.act(action, amount)
-    truth = Uninterrupted(disk, RULES, memory)
-    assert each_once(disk.outputs) == truth.outputs
+    truth = Uninterrupted(disk, PAIRS, memory)
     assert disk.decided == truth.decided
-    assert [g.members for g in life.assembler.open_groups()] == [
-        g.members for g in truth.assembler.open_groups()
-    ]
+    assert each_once(disk.outputs) == truth.outputs
+    assert life.assembler.open_groups() == truth.assembler.open_groups()
+    ended = uninterrupted_trajectories(received, memory)
+    still_open = sum(len(group.members) for group in life.assembler.open_groups())
+    trajectories = sum(isinstance(output.item, tuple) for output in ended)
+    assert disk.ledger.verdicts.total() + still_open == trajectories

@@ -12,16 +12,7 @@ import pytest
 from pool.errors import Fatal
 from steplog import cli, local_kafka
 from tests.conftest import free_port
-
-STEPLOG = str(Path(sys.executable).with_name("steplog"))
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("STEPLOG_")]:
-        monkeypatch.delenv(name)
-    return tmp_path
+from tests.steplog.command import STEPLOG, steplog
 
 
 @pytest.fixture
@@ -30,10 +21,6 @@ def stopped(workplace: Path) -> Iterator[Path]:
     directory = workplace / ".steplog" / "kafka"
     yield directory
     local_kafka.stop(directory)
-
-
-def steplog(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([STEPLOG, *words], capture_output=True, text=True)
 
 
 @pytest.mark.broker
@@ -62,16 +49,19 @@ def test_two_starts_at_once_give_one_broker_that_outlives_them(stopped: Path) ->
 
 
 @pytest.mark.broker
-def test_an_interrupted_start_leaves_no_broker_behind(stopped: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_start_leaves_no_broker_behind(
+    stopped: Path, number: signal.Signals, status: int
+) -> None:
     command = [STEPLOG, "kafka", "start", "--port", str(free_port())]
     start = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     pid_file = stopped / "broker.json"
     while not pid_file.exists() and start.poll() is None:
         select.select([], [], [], 0.02)
     process = os.pidfd_open(json.loads(pid_file.read_text())["pid"])
-    start.send_signal(signal.SIGINT)
+    start.send_signal(number)
     assert start.communicate(timeout=30) == ("", "")
-    assert start.returncode == 130
+    assert start.returncode == status
     assert select.select([process], [], [], 0)[0]
     os.close(process)
     assert not pid_file.exists()
@@ -158,3 +148,25 @@ def test_an_error_of_the_log_is_one_sentence_and_status_1(
     monkeypatch.setattr(cli, "COMMANDS", [cli.Command(("pray",), "pray", "kafka", run)])
     assert cli.main(["pray"]) == 1
     assert capsys.readouterr().err == "steplog: the log is closed on Sundays\n"
+
+
+def test_sigterm_ends_a_background_job_too() -> None:
+    """Shells start these with Ctrl-C ignored."""
+    code = (
+        "import signal, sys, steplog.cli as cli\n"
+        "def run(_): print('runs', flush=True); signal.pause()\n"
+        "cli.COMMANDS = [cli.Command(('wait',), 'wait', 'kafka', run)]\n"
+        "sys.exit(cli.main(['wait']))"
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-c", f"import signal; signal.signal(2, signal.SIG_IGN)\n{code}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline() == "runs\n"
+    job.send_signal(signal.SIGINT)
+    job.send_signal(signal.SIGTERM)
+    assert job.communicate(timeout=30) == ("", "")
+    assert job.returncode == 143

@@ -1,6 +1,5 @@
 import json
 import os
-import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 from pool.connection import MAX_MESSAGE_BYTES, Connection
 from steplog import kafka_directory, kafka_jars, local_kafka
 from steplog.local_kafka import Broker, LocalKafkaError
-from tests.conftest import free_port
+from tests.conftest import free_port, kill
 
 TOPIC = "kept"
 
@@ -60,14 +59,6 @@ def fails(directory: Path, port: int = 1, heap: str = "512m") -> str:
     assert "\n" not in str(caught.value)
     assert local_kafka.status(directory) is None
     return str(caught.value)
-
-
-def kill(broker: Broker) -> None:
-    """Kill and wait for the end; the kernel takes a moment to tear a Java process down."""
-    process = os.pidfd_open(broker.pid)
-    os.kill(broker.pid, signal.SIGKILL)
-    assert select.select([process], [], [], 10)[0]
-    os.close(process)
 
 
 def write(broker: Broker, *values: bytes) -> None:

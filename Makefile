@@ -1,0 +1,37 @@
+# Every target does its own set-up: a fresh clone needs Python 3.11+, Java 17+ and Maven.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup setup-cpu lint test test-slow bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv -c constraints.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]' -c constraints.txt
+	touch $@
+
+# vLLM on the CPU: its wheel asks for a torch build that only its own index has; the usual one works.
+setup-cpu: setup
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[cpu]' -c constraints.txt --override cpu-overrides.txt
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: setup
+	$(BIN)/pytest -m 'not slow'
+
+test-slow: setup
+	$(BIN)/pytest -m slow
+
+bench: setup
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) .steplog build *.egg-info

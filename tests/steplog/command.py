@@ -1,0 +1,18 @@
+"""The real `steplog` command, as a process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from pool.connection import Connection
+
+STEPLOG = str(Path(sys.executable).with_name("steplog"))
+
+
+def steplog(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([STEPLOG, *words], capture_output=True, text=True)
+
+
+def reaching(connection: Connection) -> list[str]:
+    """The options that lead to a test's topics."""
+    return ["--bootstrap", connection.bootstrap, "--topic-prefix", connection.topic_prefix]
