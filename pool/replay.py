@@ -9,22 +9,20 @@ from collections.abc import Iterable
 
 from pool.connection import Connection
 from pool.errors import OffsetLost
+from pool.groups import Group
 from pool.progress import Received
 from pool.reader import Reader, open_topic
 from pool.topics import REWARDED
-from pool.trajectories import Trajectory, TrajectoryAssembler
+from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
 from schemas import Codec, DecidedGroup, Decision, Member
 
 
-async def batch(connection: Connection, codec: Codec, decision: Decision) -> list[list[Trajectory]]:
-    """The trained members of the trained groups, in the order of the Decision."""
+async def batch(connection: Connection, codec: Codec, decision: Decision) -> list[Group]:
+    """The trained groups with their trained members, in the order of the Decision."""
     groups = [group for group in decision.groups if group.verdict == "train"]
     async with open_topic(connection, REWARDED) as reader:
         records = await _read(reader, codec, groups)
-    return [
-        [_trajectory(group.partition, member, records) for member in trained(group)]
-        for group in groups
-    ]
+    return [_group(group, records) for group in groups]
 
 
 def trained(group: DecidedGroup) -> list[Member]:
@@ -51,11 +49,15 @@ async def _read(
     return found
 
 
-def _trajectory(
-    partition: int, member: Member, records: dict[tuple[int, int], Received]
-) -> Trajectory:
-    assembler = TrajectoryAssembler()
-    items = [assembler.feed(records[partition, offset]) for offset in member.offsets]
-    whole = items[-1]
-    assert isinstance(whole, Trajectory), "the last record of a member is its End"
-    return whole
+def _group(decided: DecidedGroup, records: dict[tuple[int, int], Received]) -> Group:
+    group = Group(decided.prompt_uid, decided.partition, size=len(decided.members))
+    group.closed_at = decided.closed_at
+    for member in trained(decided):
+        assembler = TrajectoryAssembler()
+        for offset in member.offsets:
+            item = assembler.feed(records[decided.partition, offset])
+            if isinstance(item, Trajectory):
+                group.members[item.uid] = item
+            elif isinstance(item, Stray):
+                group.feedback.append(item.received)
+    return group

@@ -13,6 +13,9 @@ from schemas.records import Record
 COMPATIBILITY = "FULL_TRANSITIVE"
 """Replay reads old records with new code, a rolled-back service new records with old code."""
 
+TIMEOUT = 10
+"""Seconds that the server has for an answer; its client would wait for ever."""
+
 
 class RegistryUnavailable(Exception):
     """The registry gave no answer; what it would have said is not known."""
@@ -24,55 +27,63 @@ class SchemaRegistry:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._client = _client(url)
+        _client(url).close()  # a mistake in the address shows at once
         self._ids: dict[tuple[str, str], int] = {}
         self._schemas: dict[int, Schema] = {}
 
     def id_of(self, topic: str, schema: Schema) -> int:
         name = schema["name"]
         if (topic, name) not in self._ids:
-            self._ids[topic, name] = self._look_up(f"{topic}-{name}", schema)
+            self._ids[topic, name] = schema_id = self._look_up(f"{topic}-{name}", schema)
+            self._schemas[schema_id] = schema
         return self._ids[topic, name]
 
     def schema_of(self, schema_id: int) -> Schema:
         if schema_id not in self._schemas:
-            found = self._ask("get_schema", schema_id)
-            if found is None:
-                raise SchemaError(f"the registry at {self._url} has no schema with id {schema_id}")
-            self._schemas[schema_id] = parse(found.schema_str)
+            unknown = f"the registry at {self._url} has no schema with id {schema_id}"
+            found = self._ask(unknown, "get_schema", schema_id)
+            self._schemas[schema_id] = _record_schema(found.schema_str, schema_id)
         return self._schemas[schema_id]
 
     def register(self, topic: str, record_type: type[Record]) -> int:
         """Makes the record type known for the topic and guards it against breaking changes."""
         schema = current_schema(record_type)
         subject = f"{topic}-{schema['name']}"
-        self._ask("set_compatibility", subject, COMPATIBILITY)
-        schema_id = self._ask("register_schema", subject, _avro(schema))
-        if schema_id is None:
-            raise SchemaError(f"the registry at {self._url} refused the schema of {subject}")
-        return int(schema_id)
+        refused = f"the registry at {self._url} refused the schema of {subject}"
+        self._ask(refused, "set_compatibility", subject, COMPATIBILITY)
+        return int(self._ask(refused, "register_schema", subject, _avro(schema)))
 
     def _look_up(self, subject: str, schema: Schema) -> int:
-        found = self._ask("lookup_schema", subject, _avro(schema))
-        if found is None:
-            raise SchemaError(
-                f"the registry at {self._url} does not know {subject}; "
-                "register it with `steplog topics create`"
-            )
-        return int(found.schema_id)
+        unknown = (
+            f"the registry at {self._url} does not know {subject} as it is today; "
+            "register it with `steplog topics create`"
+        )
+        return int(self._ask(unknown, "lookup_schema", subject, _avro(schema)).schema_id)
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        """The client's answer, or None where the server says there is none."""
+    def _ask(self, refusal: str, method: str, *arguments: Any) -> Any:
+        """The client's answer; `refusal` is what it means when the server says no."""
+        from confluent_kafka.schema_registry.common._httpx_compat import httpx
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
-            return getattr(self._client, method)(*arguments)
+            with _client(self._url) as client:  # asked so rarely that no connection is kept
+                return getattr(client, method)(*arguments)
         except SchemaRegistryError as error:
             if error.http_status_code in (404, 409, 422):
-                return None
+                raise SchemaError(f"{refusal} ({error.error_message.rstrip('.')})") from error
             raise RegistryUnavailable(f"the registry at {self._url} answered: {error}") from error
-        except OSError as error:
+        except httpx.TransportError as error:
             raise RegistryUnavailable(f"no registry answers at {self._url}: {error}") from error
+
+
+def _record_schema(text: str, schema_id: int) -> Schema:
+    try:
+        schema = parse(text)
+        schema["name"]
+    # Other people's schemas may be of any kind; only Avro records can be ours.
+    except Exception as error:
+        raise SchemaError(f"schema id {schema_id} is no Avro record") from error
+    return schema
 
 
 def _client(url: str) -> Any:
@@ -82,11 +93,16 @@ def _client(url: str) -> Any:
         raise RegistryUnavailable(
             "a registry needs its client: install it with pip install 'steplog[registry]'"
         ) from error
-    return SchemaRegistryClient({"url": url})
+    try:
+        return SchemaRegistryClient({"url": url, "timeout": TIMEOUT})
+    except ValueError as error:
+        raise RegistryUnavailable(f"{url} cannot be a registry's address: {error}") from error
 
 
 def _avro(schema: Schema) -> Any:
     from confluent_kafka.schema_registry import Schema as RegisteredSchema
 
     plain = {key: value for key, value in schema.items() if not key.startswith("__")}
-    return RegisteredSchema(json.dumps(plain), "AVRO")
+    # Apicurio 3.3 refuses every schema whose text has "{}" in it, which is our default for JSON.
+    text = json.dumps(plain).replace('"{}"', r'"\u007b}"')
+    return RegisteredSchema(text, "AVRO")

@@ -160,12 +160,12 @@ class TokenizerError(PoolError):
 
 
 def load_tokenizer(folder: str) -> Tokenizer:
+    if not Path(folder).is_dir():  # transformers would take it for a name and ask the network
+        raise TokenizerError(f"{folder} is no folder, and --tokenizer needs one")
     # transformers advises to install torch, which decoding does not need.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
 
-    if not Path(folder).is_dir():  # transformers would take it for a name and ask the network
-        raise TokenizerError(f"{folder} is no folder, and --tokenizer needs one")
     try:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     # Broken files make the loader fail in arbitrary ways; all of them mean the same.

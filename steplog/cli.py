@@ -157,6 +157,7 @@ def _run(words: list[str]) -> int:
     namespace = _parser(words).parse_args(words)
     command: Command = namespace.command_
     from pool.errors import PoolError
+    from schemas import SchemaError
     from schemas.registry import RegistryUnavailable
     from steplog.kafka_jars import LocalKafkaError
     from steplog.settings import SettingsError, load, settings_class
@@ -166,7 +167,7 @@ def _run(words: list[str]) -> int:
         return command.run(load(cls, command.service, namespace, os.environ))
     except SettingsError as error:
         return _fail(2, *error.problems)
-    except (PoolError, LocalKafkaError, RegistryUnavailable) as error:
+    except (PoolError, LocalKafkaError, RegistryUnavailable, SchemaError) as error:
         return _fail(1, str(error))
 
 

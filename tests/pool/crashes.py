@@ -17,6 +17,7 @@ from pool.ledger import Ledger
 from pool.progress import Assembler, Item, Progress, Received, Work
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
 from schemas import DecidedGroup, Decision, PartitionOffsets
+from tests.pool.histories import lists_up_to
 from tests.pool.records import FAR, RUN, view
 
 ItemT = TypeVar("ItemT", bound=Item)
@@ -24,8 +25,8 @@ Action = Literal["poll", "finish", "commit", "close overdue", "crash"]
 Tape = list[tuple[Action, int]]
 
 ACTIONS: list[Action] = ["poll", "poll", "poll", "finish", "commit", "close overdue", "crash"]
-TAPES: st.SearchStrategy[Tape] = st.lists(
-    st.tuples(st.sampled_from(ACTIONS), st.integers(0, 255)), max_size=40
+TAPES: st.SearchStrategy[Tape] = lists_up_to(
+    60, st.tuples(st.sampled_from(ACTIONS), st.integers(0, 255))
 )
 """The number says how much, or which ones, bit by bit."""
 EVERYTHING: Tape = [("poll", 7), ("finish", 255), ("commit", 255)]

@@ -35,7 +35,7 @@ ANY_RECORDS: st.SearchStrategy[Record] = st.one_of(
         UIDS,
         PROMPTS,
         index=st.integers(0, 2),
-        parent=st.none() | STEP_IDS,
+        parent=st.sampled_from([None, None, "s1"]),
         request_hash=st.sampled_from([b"", b"request"]),
     ),
     st.builds(
@@ -45,9 +45,9 @@ ANY_RECORDS: st.SearchStrategy[Record] = st.one_of(
         steps=st.integers(0, 2),
         status=st.sampled_from(["completed", "failed", "expired"]),
         reward=st.none() | REWARDS,
-        reward_expected=st.booleans(),
-        group_size=st.sampled_from([None, 1, 2]),
-        channel=st.sampled_from(["train", "train", "val"]),
+        reward_expected=st.sampled_from([False, False, True]),
+        group_size=st.sampled_from([None, None, 1, 3]),
+        channel=st.sampled_from([*["train"] * 7, "val"]),
     ),
     st.builds(
         feedback,
@@ -62,17 +62,21 @@ ANY_RECORDS: st.SearchStrategy[Record] = st.one_of(
 """Records that fit together by accident only: uids, ids and prompts come back again and again."""
 
 
+def lists_up_to(size: int, elements: st.SearchStrategy[T]) -> st.SearchStrategy[list[T]]:
+    """Lists of every length alike: left alone, hypothesis draws few elements."""
+    return st.integers(0, size).flatmap(lambda n: st.lists(elements, min_size=n, max_size=n))
+
+
 @st.composite
-def any_logs(draw: st.DrawFn, max_size: int = 30) -> list[Received]:
+def any_logs(draw: st.DrawFn) -> list[Received]:
     """As `steps` would be: any records at rising offsets, with gaps where markers lie."""
-    records = draw(st.lists(ANY_RECORDS, max_size=max_size))
-    return placed(draw, records)
+    return placed(draw, draw(lists_up_to(40, ANY_RECORDS)))
 
 
 @st.composite
-def any_rewarded_logs(draw: st.DrawFn, max_size: int = 30) -> list[Received]:
+def any_rewarded_logs(draw: st.DrawFn) -> list[Received]:
     """As `rewarded` would be: copies of records that lie in `steps` in any other order."""
-    received = draw(any_logs(max_size))
+    received = draw(any_logs())
     sources = draw(st.permutations(range(len(received))))
     return [copied(r.offset, r.record, s) for r, s in zip(received, sources, strict=True)]
 

@@ -9,7 +9,7 @@ from aiokafka import ConsumerRecord
 from pool.connection import Connection
 from pool.producer import Producer
 from pool.reader import open_topic
-from schemas import Position, Record
+from schemas import Feedback, Position, Record, Step, StepNote, TrajectoryEnd
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -49,10 +49,16 @@ def records(connection: Connection, topic: str) -> list[Record]:
 
 def identity(record: Record) -> str:
     """The id by which readers fold duplicates."""
-    names = ("step_id", "end_id", "feedback_id", "note_id")
-    if hasattr(record, "note_id"):
-        return str(getattr(record, "note_id"))  # noqa: B009
-    return next(str(getattr(record, name)) for name in names if hasattr(record, name))
+    match record:
+        case Step():
+            return record.step_id
+        case TrajectoryEnd():
+            return record.end_id
+        case Feedback():
+            return record.feedback_id
+        case StepNote():
+            return record.note_id
+    raise AssertionError(f"{type(record).__name__} has no id of its own")
 
 
 def until(done: Callable[[], bool], turn: Callable[[], None], turns: int = 300) -> None:

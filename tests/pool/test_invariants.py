@@ -22,7 +22,7 @@ from confluent_kafka import Producer as ConfluentProducer
 from pool import topics
 from pool.connection import Connection
 from pool.consumer import StatefulConsumer
-from pool.groups import GroupRules
+from pool.groups import Group, GroupRules
 from pool.ledger import GroupId, Ledger
 from pool.marks import PolicyMarks
 from pool.producer import Output, producer_options
@@ -87,7 +87,7 @@ class History:
     samples: list[list[PartitionOffsets]] = field(default_factory=list)
     """What the reward workers' group had, as it went on."""
 
-    def trained_groups(self) -> Iterator[tuple[Decision, list[list[Trajectory]]]]:
+    def trained_groups(self) -> Iterator[tuple[Decision, list[Group]]]:
         for decision in self.decisions:
             yield decision, asyncio.run(batch(self.connection, Codec(), decision))
 
@@ -335,10 +335,22 @@ def first_ends(log: list[tuple[Position, Record]]) -> Iterator[tuple[str, Trajec
 
 def test_i3_rewarded_complete(history: History) -> None:
     written = {identity(record) for _, record in history.steps}
-    effective = Counter(identity(record) for _, record in history.rewarded)
-    assert set(effective) == written
+    assert {identity(record) for _, record in history.rewarded} == written
+    sources = Counter(source_of(record) for _, record in history.rewarded)
+    assert set(sources.values()) == {1}, "no record was copied twice"
+    effective = Counter(
+        record.step_id
+        for _, record in history.rewarded
+        if isinstance(record, Step) and record.not_trainable != "late"
+    )
     assert set(effective.values()) == {1}
     assert history.dead_letters == history.poison
+
+
+def source_of(record: Record) -> Position:
+    place = getattr(record, "source")  # noqa: B009
+    assert isinstance(place, Position)
+    return place
 
 
 def test_i4_group_integrity(history: History) -> None:
@@ -357,7 +369,7 @@ def test_i4_group_integrity(history: History) -> None:
 
 def test_i5_order(history: History) -> None:
     for _, groups in history.trained_groups():
-        for trajectory in (member for group in groups for member in group):
+        for trajectory in (member for group in groups for member in group.members.values()):
             indices = [received.record.step_index for received in trajectory.steps]  # type: ignore[attr-defined]
             assert indices == sorted(indices)
             steps = [r.record for r in trajectory.records if isinstance(r.record, Step)]
@@ -408,7 +420,7 @@ def test_i8_staleness(history: History) -> None:
     newest = history.marks.opened
     assert newest == VERSIONS - 1
     for _, groups in history.trained_groups():
-        for trajectory in (member for group in groups for member in group):
+        for trajectory in (member for group in groups for member in group.members.values()):
             for received in trajectory.steps:
                 assert isinstance(received.record, Step)
                 oldest = min(segment.version for segment in received.record.segments)
@@ -435,12 +447,24 @@ def test_i12_replay(history: History) -> None:
         [[m.trajectory_uid for m in trained(g)] for g in d.groups if g.verdict == "train"]
         for d in history.decisions
     ]
-    assert [[[t.uid for t in g] for g in groups] for _, groups in history.trained_groups()] == uids
+    replayed = [[list(group.members) for group in groups] for _, groups in history.trained_groups()]
+    assert replayed == uids
 
 
-def bytes_of(groups: list[list[Trajectory]]) -> list[bytes]:
+def test_a_replayed_group_has_the_rewards_that_came_late(history: History) -> None:
+    late = [
+        [group.reward(member) for member in group.members.values()]
+        for _, groups in history.trained_groups()
+        for group in groups
+        if group.prompt_uid.startswith("retry-")
+    ]
+    assert late
+    assert all(rewards == [0.0, 0.25, 0.5, 0.75] for rewards in late)
+
+
+def bytes_of(groups: list[Group]) -> list[bytes]:
     """A batch as bytes: every record, and every prompt in full."""
-    trajectories = [trajectory for group in groups for trajectory in group]
+    trajectories = [trajectory for group in groups for trajectory in group.members.values()]
     return [
         part
         for trajectory in trajectories

@@ -138,7 +138,7 @@ def test_every_trajectory_is_committed_once_whatever_the_moment_of_the_crash(
 ) -> None:
     disk = Disk(received)
     life = RewardLife(disk, memory)
-    for action, amount in tape + EVERYTHING * 6:
+    for action, amount in tape + EVERYTHING * 8:
         if action == "crash":
             life = RewardLife(disk, memory)
         else:
@@ -153,7 +153,7 @@ def test_every_group_is_decided_once_whatever_the_moment_of_the_crash(
 ) -> None:
     disk = TrainerDisk(received)
     life = TrainerLife(disk, PAIRS, memory)
-    for action, amount in tape + EVERYTHING * 6:
+    for action, amount in tape + EVERYTHING * 8:
         if action == "crash":
             life = TrainerLife(disk, PAIRS, memory)
         else:

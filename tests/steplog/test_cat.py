@@ -221,7 +221,8 @@ def test_a_tokenizer_turns_ids_into_text(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = {"two": 0, "plus": 1, "is": 2, "four": 3, "<eos>": 4}
     backend = Tokenizer(WordLevel(words, unk_token="<eos>"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+    fast: Any = PreTrainedTokenizerFast
+    tokenizer = fast(tokenizer_object=backend, eos_token="<eos>")
     tokenizer.save_pretrained(tmp_path / "tiny")
     log = new_log(kafka, partitions=1)
     write(log, "p", step("s", ids=(0, 1, 0, 2), response=(3, 4)))
