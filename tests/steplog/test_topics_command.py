@@ -68,6 +68,7 @@ def test_the_list_shows_what_is_missing(connection: Connection) -> None:
     assert len(found) == len(TOPICS)
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_not_there_is_one_sentence() -> None:
     nowhere = f"127.0.0.1:{free_port()}"
     done = steplog("topics", "check", "--bootstrap", nowhere)
