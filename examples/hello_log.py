@@ -1,6 +1,7 @@
-"""Writes one trajectory of two Steps to the log: `python examples/hello_log.py [HOST:PORT]`."""
+"""Writes one trajectory of two Steps to the log: `python examples/hello_log.py`."""
 
 import asyncio
+import os
 import sys
 import uuid
 
@@ -34,9 +35,7 @@ async def main(bootstrap: str) -> None:
         **delta(prompt, {first.step_id: question + first.response_ids})._asdict(),
         **about,
     )
-    end = TrajectoryEnd(
-        end_id=uuid.uuid4().hex, status="completed", steps=2, reward=1.0, **about
-    )
+    end = TrajectoryEnd(end_id=uuid.uuid4().hex, status="completed", steps=2, reward=1.0, **about)
     async with Producer(connection, connection.codec()) as producer:
         for record in (first, second, end):
             place = await producer.send(STEPS, about["prompt_uid"], record)
@@ -46,4 +45,4 @@ async def main(bootstrap: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9092"))
+    asyncio.run(main(os.environ.get("STEPLOG_BOOTSTRAP", "127.0.0.1:9092")))

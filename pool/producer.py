@@ -1,14 +1,14 @@
 """Durable writes: when `await send(…)` returns, the broker has the record.
 
-A confluent-kafka producer (idempotent, acks=all, zstd) is polled by one thread, which hands all
-acknowledgements that have come to the event loop at once. A record whose acknowledgement did not
-come in time is in doubt: it may be in the log. Sending it again under the same id is safe, because
-readers fold equal ids.
+A confluent-kafka producer (idempotent, acks=all, zstd) is polled by the event loop itself while
+anything is in flight. A polling thread would be the usual way, but it fights for the interpreter
+with the loop, once for every acknowledgement, and halves the throughput.
+
+A record whose acknowledgement did not come in time is in doubt: it may be in the log. Sending it
+again under the same id is safe, because readers fold equal ids.
 """
 
 import asyncio
-import threading
-from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -22,6 +22,9 @@ from schemas import Codec, Position, Record
 
 Headers = Sequence[tuple[str, bytes]]
 
+POLL_EVERY = 0.001
+"""Seconds between two looks for acknowledgements while some are expected."""
+
 
 class Output(NamedTuple):
     """A value for a topic, as a Kafka client takes it."""
@@ -30,14 +33,6 @@ class Output(NamedTuple):
     key: str | bytes | None
     value: bytes | None
     headers: Headers = ()
-
-
-def check_size(value: bytes, what: str) -> None:
-    if len(value) > MAX_RECORD_BYTES:
-        raise RecordTooLarge(
-            f"{what} takes {len(value):,} bytes, {MAX_RECORD_BYTES:,} are the limit; "
-            "send a long prompt as a delta of an earlier Step"
-        )
 
 
 def producer_options(connection: Connection, **options: Any) -> dict[str, Any]:
@@ -57,7 +52,7 @@ def producer_options(connection: Connection, **options: Any) -> dict[str, Any]:
 
 
 class Producer:
-    """Use it in the event loop that made it: `async with Producer(connection) as producer`."""
+    """Use it in the event loop that made it: `async with Producer(connection, codec) as producer`."""
 
     def __init__(self, connection: Connection, codec: Codec, timeout: float = 30.0) -> None:
         self._connection = connection
@@ -67,16 +62,12 @@ class Producer:
         self._client = ConfluentProducer(
             producer_options(connection, message_timeout_ms=int(timeout * 1000))
         )
-        self._acknowledged: deque[tuple[asyncio.Future[Position], KafkaError | None, Position]] = (
-            deque()
-        )
-        self._waking = threading.Lock()
-        self._room = asyncio.Event()
+        self._in_flight = 0
+        self._poller: asyncio.TimerHandle | None = None
         self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._room = asyncio.Event()
         self._closed = False
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._poll, name="producer-poll", daemon=True)
-        self._thread.start()
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,16 +84,26 @@ class Producer:
         """Appends the record to one of our topics; gives its place once the broker has it."""
         name = self._connection.topic_name(topic)
         value = self._codec.encode(record, name)
-        check_size(value, f"the {type(record).__name__} for {name}")
-        future = await self._enqueue(Output(name, key, value, headers))
-        return await future
+        if len(value) > MAX_RECORD_BYTES:
+            raise RecordTooLarge(
+                f"the {type(record).__name__} for {name} takes {len(value):,} bytes, "
+                f"{MAX_RECORD_BYTES:,} are the limit; "
+                "send a long prompt as a delta of an earlier Step"
+            )
+        output = Output(name, key, value, headers)
+        acknowledged: asyncio.Future[Position] = self._loop.create_future()
+        # Who waits for room already must not be overtaken; between two turns the lock is free.
+        if self._waiting or not self._produce(output, acknowledged):
+            await self._wait_for_room(output, acknowledged)
+        return await acknowledged
 
-    async def _enqueue(self, output: Output) -> "asyncio.Future[Position]":
-        future: asyncio.Future[Position] = self._loop.create_future()
+    async def _wait_for_room(
+        self, output: Output, acknowledged: "asyncio.Future[Position]"
+    ) -> None:
+        self._waiting += 1
         try:
-            # One sender at a time waits for room, or later ones would overtake it.
             async with asyncio.timeout(self._timeout), self._turn:
-                while not self._produce(output, future):
+                while not self._produce(output, acknowledged):
                     self._room.clear()
                     await self._room.wait()
         except TimeoutError:
@@ -110,46 +111,43 @@ class Producer:
                 f"the send queue stayed full for {self._timeout:g} s; is a broker at "
                 f"{self._connection.bootstrap}?"
             ) from None
-        return future
+        finally:
+            self._waiting -= 1
 
-    def _produce(self, output: Output, future: "asyncio.Future[Position]") -> bool:
+    def _produce(self, output: Output, acknowledged: "asyncio.Future[Position]") -> bool:
+        """Hands a record to the client; False when its queue is full."""
+
         def delivered(error: KafkaError | None, message: Message) -> None:
+            self._in_flight -= 1
+            self._room.set()
+            if acknowledged.done():
+                return  # the sender was cancelled
+            if error is not None:
+                acknowledged.set_exception(self._refusal(error))
+                return
             place = Position(partition=message.partition() or 0, offset=message.offset() or 0)
-            self._acknowledged.append((future, error, place))
+            acknowledged.set_result(place)
 
         if self._closed:
             raise Fatal("the producer is closed")
+        headers: Any = list(output.headers)
         try:
             self._client.produce(
-                output.topic,
-                output.value,
-                output.key,
-                headers=list(output.headers),
-                on_delivery=delivered,
+                output.topic, output.value, output.key, headers=headers, on_delivery=delivered
             )
         except BufferError:
             return False
         except KafkaException as error:
             raise self._refusal(error.args[0]) from error
+        self._in_flight += 1
+        if self._poller is None:
+            self._poller = self._loop.call_later(POLL_EVERY, self._poll)
         return True
 
     def _poll(self) -> None:
-        while not self._stopping.is_set():
-            self._client.poll(0.1)
-            if self._acknowledged and self._waking.acquire(blocking=False):
-                self._loop.call_soon_threadsafe(self._resolve)
-
-    def _resolve(self) -> None:
-        self._waking.release()
-        self._room.set()
-        while self._acknowledged:
-            future, error, place = self._acknowledged.popleft()
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(place)
-            else:
-                future.set_exception(self._refusal(error))
+        """Takes the acknowledgements that have come, and goes on while more are expected."""
+        self._client.poll(0)
+        self._poller = self._loop.call_later(POLL_EVERY, self._poll) if self._in_flight else None
 
     def _refusal(self, error: KafkaError) -> PoolError:
         if error.fatal():
@@ -165,16 +163,11 @@ class Producer:
         """Waits until everything sent is acknowledged or has failed."""
         self._closed = True
         try:
-            await asyncio.to_thread(self._flush)
-        finally:
-            self._stopping.set()
-        await asyncio.to_thread(self._thread.join)
-        if self._acknowledged:
-            self._waking.acquire(blocking=False)
-            self._resolve()
-
-    def _flush(self) -> None:
-        if self._client.flush(self._timeout):
+            async with asyncio.timeout(self._timeout):
+                while self._in_flight:
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError:
             # librdkafka looks for overdue records once a second: end the rest, so that nobody waits.
             self._client.purge()
             self._client.flush(self._timeout)

@@ -12,7 +12,7 @@ import json
 from functools import lru_cache
 from importlib import resources
 from io import BytesIO
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import fastavro
 import msgspec
@@ -39,17 +39,29 @@ class Registry(Protocol):
     def schema_of(self, schema_id: int) -> Schema: ...
 
 
+class Written(NamedTuple):
+    """How to read what a schema wrote."""
+
+    schema: Schema
+    record_type: type[Record]
+    reader: Schema | None
+    """Today's schema, unless it is the one that wrote."""
+
+
 class Codec:
     """Encodes and decodes records; one per process, since it remembers the registry's answers."""
 
     def __init__(self, registry: Registry | None = None) -> None:
         self._registry = registry
+        self._registered: dict[int, Written] = {}
 
     def encode(self, record: Record, topic: str = "") -> bytes:
         """The value that stands in `topic`. The topic matters to a registry only."""
-        schema = current_schema(type(record))
+        schema, header = _today()[type(record)]
+        if self._registry is not None:
+            header = CONFLUENT + self._registry.id_of(topic, schema).to_bytes(4, "big")
         out = BytesIO()
-        out.write(self._header(schema, topic))
+        out.write(header)
         try:
             datum = msgspec.to_builtins(record, builtin_types=(bytes,))
             fastavro.schemaless_writer(out, schema, datum)
@@ -63,78 +75,82 @@ class Codec:
         """The record that `encode` was given, whatever framing and schema version wrote it."""
         if not value:
             raise SchemaError("the value is empty")
-        writer, start = self._writer(value)
-        record_type = _record_type(writer["name"])
-        current = current_schema(record_type)
+        if value.startswith(SINGLE_OBJECT):
+            written, start = self._single_object(value), SINGLE_OBJECT_HEADER
+        else:
+            written, start = self._confluent(value), CONFLUENT_HEADER
         body = BytesIO(value)
         body.seek(start)
         try:
-            reader = None if writer is current else current
-            datum: Any = fastavro.schemaless_reader(body, writer, reader)
-            record = msgspec.convert(datum, record_type, builtin_types=(bytes,))
+            datum: Any = fastavro.schemaless_reader(body, written.schema, written.reader)
+            record = msgspec.convert(datum, written.record_type, builtin_types=(bytes,))
         # Arbitrary bytes make the decoder fail in arbitrary ways; all of them mean the same.
         except Exception as error:
-            raise SchemaError(f"the value is no {record_type.__name__}: {error!r}") from error
+            raise SchemaError(
+                f"the value is no {written.record_type.__name__}: {error!r}"
+            ) from error
         if body.tell() != len(value):
             raise SchemaError(
-                f"{len(value) - body.tell()} bytes follow the {record_type.__name__} in the value"
+                f"{len(value) - body.tell()} bytes follow the {written.record_type.__name__}"
             )
         return record
 
-    def _header(self, schema: Schema, topic: str) -> bytes:
+    def _single_object(self, value: bytes) -> Written:
+        written = _known().get(value[:SINGLE_OBJECT_HEADER])
+        if written is None:
+            mark = value[len(SINGLE_OBJECT) : SINGLE_OBJECT_HEADER].hex()
+            raise SchemaError(f"no schema with fingerprint {mark} is known to this version")
+        return written
+
+    def _confluent(self, value: bytes) -> Written:
+        if not value.startswith(CONFLUENT) or len(value) < CONFLUENT_HEADER:
+            raise SchemaError(
+                f"the value begins with {value[:2].hex()}, which is no framing of ours"
+            )
+        schema_id = int.from_bytes(value[1:CONFLUENT_HEADER], "big")
         if self._registry is None:
-            return single_object_header(schema["name"])
-        return CONFLUENT + self._registry.id_of(topic, schema).to_bytes(4, "big")
-
-    def _writer(self, value: bytes) -> tuple[Schema, int]:
-        """The schema that wrote `value`, and where its Avro begins."""
-        if value.startswith(SINGLE_OBJECT):
-            schema = known_schemas().get(value[:SINGLE_OBJECT_HEADER])
-            if schema is None:
-                mark = value[len(SINGLE_OBJECT) : SINGLE_OBJECT_HEADER].hex()
-                raise SchemaError(f"no schema with fingerprint {mark} is known to this version")
-            return schema, SINGLE_OBJECT_HEADER
-        if value.startswith(CONFLUENT) and len(value) >= CONFLUENT_HEADER:
-            schema_id = int.from_bytes(value[1:CONFLUENT_HEADER], "big")
-            if self._registry is None:
-                raise SchemaError(f"schema id {schema_id} needs a registry, and none is configured")
-            return self._registry.schema_of(schema_id), CONFLUENT_HEADER
-        raise SchemaError(f"the value begins with {value[:2].hex()}, which is no framing of ours")
-
-
-def parse(text: str) -> Schema:
-    """A schema as the codec uses it; the same object for the same content as a known schema."""
-    parsed = _parse(text)
-    return known_schemas().get(_header_of(parsed), parsed)
-
-
-def single_object_header(schema_name: str) -> bytes:
-    return _current()[schema_name][1]
+            raise SchemaError(f"schema id {schema_id} needs a registry, and none is configured")
+        if schema_id not in self._registered:
+            schema = self._registry.schema_of(schema_id)
+            self._registered[schema_id] = _known().get(_header_of(schema)) or _written(schema)
+        return self._registered[schema_id]
 
 
 def current_schema(record_type: type[Record]) -> Schema:
-    return _current()[f"steplog.{record_type.__name__}"][0]
+    return _today()[record_type][0]
+
+
+def single_object_header(record_type: type[Record]) -> bytes:
+    """What every value of this type begins with, in the default framing."""
+    return _today()[record_type][1]
 
 
 @lru_cache(maxsize=1)
-def known_schemas() -> dict[bytes, Schema]:
+def _today() -> dict[type[Record], tuple[Schema, bytes]]:
+    folder = resources.files("schemas")
+    schemas = [parse((folder / t.schema_file).read_text()) for t in RECORD_TYPES]
+    return {t: (s, _header_of(s)) for t, s in zip(RECORD_TYPES, schemas, strict=True)}
+
+
+@lru_cache(maxsize=1)
+def _known() -> dict[bytes, Written]:
     """Every schema that ever wrote a record, by its single-object header; today's win."""
     folder = resources.files("schemas") / "released"
-    released = (_parse(file.read_text()) for file in folder.iterdir())
-    today = (schema for schema, _ in _current().values())
-    return {_header_of(schema): schema for schemas in (released, today) for schema in schemas}
+    released = [parse(file.read_text()) for file in folder.iterdir()]
+    today = [schema for schema, _ in _today().values()]
+    return {_header_of(schema): _written(schema) for schema in released + today}
 
 
-@lru_cache(maxsize=1)
-def _current() -> dict[str, tuple[Schema, bytes]]:
-    folder = resources.files("schemas")
-    schemas = [
-        _parse((folder / record_type.schema_file).read_text()) for record_type in RECORD_TYPES
-    ]
-    return {schema["name"]: (schema, _header_of(schema)) for schema in schemas}
+def _written(schema: Schema) -> Written:
+    types = {f"steplog.{record_type.__name__}": record_type for record_type in RECORD_TYPES}
+    if schema["name"] not in types:
+        raise SchemaError(f"{schema['name']} is no record of this version")
+    record_type = types[schema["name"]]
+    today = current_schema(record_type)
+    return Written(schema, record_type, None if schema is today else today)
 
 
-def _parse(text: str) -> Schema:
+def parse(text: str) -> Schema:
     parsed: Any = parse_schema(json.loads(text))
     return cast(Schema, parsed)
 
@@ -143,15 +159,3 @@ def _header_of(schema: Schema) -> bytes:
     # fastavro prints the fingerprint in the byte order that the specification wants.
     mark = fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO")
     return SINGLE_OBJECT + bytes.fromhex(mark)
-
-
-def _record_type(schema_name: str) -> type[Record]:
-    try:
-        return _types_by_name()[schema_name]
-    except KeyError:
-        raise SchemaError(f"{schema_name} is no record of this version") from None
-
-
-@lru_cache(maxsize=1)
-def _types_by_name() -> dict[str, type[Record]]:
-    return {f"steplog.{record_type.__name__}": record_type for record_type in RECORD_TYPES}

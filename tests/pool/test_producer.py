@@ -71,7 +71,7 @@ async def test_a_returned_position_is_where_the_broker_has_the_record(log: Conne
             await producer.send(STEPS, f"key-{n}", record, [("trace", b"\0\1")]) for n in range(9)
         ]
         # Another client, and before the producer closes: nothing waits in a buffer.
-        consumer = Consumer({"bootstrap.servers": log.bootstrap, "group.id": "none"})
+        consumer = Consumer(log.confluent(group_id="none", fetch_wait_max_ms=10))
         for number, place in enumerate(places):
             spot = TopicPartition(log.topic_name(STEPS), place.partition, place.offset)
             consumer.assign([spot])
@@ -101,7 +101,13 @@ async def test_a_full_queue_makes_senders_wait_in_their_order(
 ) -> None:
     with_queue_of(5, monkeypatch)
     async with Producer(log, CODEC) as producer:
-        await asyncio.gather(*(producer.send(STEPS, "key", step(str(n))) for n in range(3000)))
+        sends = []
+        for number in range(3000):
+            sends.append(asyncio.create_task(producer.send(STEPS, "key", step(str(number)))))
+            if number >= 1000:  # these begin while others wait and room is made
+                await sends[0]
+                await asyncio.sleep(0)
+        await asyncio.gather(*sends)
     assert await step_ids(log) == [str(n) for n in range(3000)]
 
 

@@ -29,7 +29,7 @@ def released() -> list[Path]:
 
 
 def is_released(record_type: type[Record]) -> bool:
-    header = single_object_header(f"steplog.{record_type.__name__}")
+    header = single_object_header(record_type)
     written = (json.loads(file.read_text()) for file in BYTES.glob("*.json"))
     return any(bytes.fromhex(value).startswith(header) for values in written for value in values)
 

@@ -240,11 +240,9 @@ def test_a_folder_that_is_no_tokenizer_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
     for folder, told in (
-        ("empty", "no tokenizer could be loaded from empty: "),
         ("broken", "no tokenizer could be loaded from broken: "),
         ("gone", "gone is no folder, and --tokenizer needs one"),
     ):

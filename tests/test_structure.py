@@ -1,0 +1,63 @@
+"""The shape of the house: imports point downwards, and the light parts stay light."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT = {
+    "schemas": {"schemas"},
+    "pool": {"schemas", "pool"},
+    "steplog": {"schemas", "pool", "steplog"},
+}
+OURS = {*MAY_IMPORT, "gateway", "reward", "trainer", "console", "tests", "bench"}
+
+
+def imported(file: Path) -> set[str]:
+    """Top-level packages that a module imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_point_downwards_only(package: str) -> None:
+    for file in (ROOT / package).glob("**/*.py"):
+        wrong = (imported(file) & OURS) - MAY_IMPORT[package]
+        assert not wrong, f"{file.relative_to(ROOT)} imports {', '.join(sorted(wrong))}"
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_our_packages_are_not_shadowed(package: str) -> None:
+    found = Path(str(importlib.import_module(package).__file__)).parent
+    assert found == ROOT / package, (
+        f"`import {package}` finds {found}: another distribution or folder of that name comes first "
+        f"on the path, so start the services with the steplog command"
+    )
+
+
+def test_the_light_parts_do_not_import_torch() -> None:
+    modules = [
+        ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for package in MAY_IMPORT
+        for file in (ROOT / package).glob("*.py")
+        if file.name != "__init__.py"
+    ]
+    script = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert told.stdout.strip() == "False", told.stderr
+
+
+def test_the_logic_of_the_pool_does_not_know_kafka() -> None:
+    pure = "bookmark dead_letters errors groups ledger marks progress prompts ready trajectories"
+    for name in pure.split():
+        clients = imported(ROOT / "pool" / f"{name}.py") & {"confluent_kafka", "aiokafka"}
+        assert not clients, f"pool/{name}.py imports {clients}"
