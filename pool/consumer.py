@@ -14,13 +14,13 @@ The rules, and where they live:
 3. `poll`, the rebalance callbacks and `commit` run in one thread, the owner's. Work carries the
    assignment in which it was read; work of an earlier assignment is dropped. This matters: a broker
    does not stop a live member from committing a partition that it has lost.
-4. For the same reason the membership that a commit shows is the one from before the last poll, and
-   after a pause long enough to have been expelled the group's offsets are compared first.
+4. For the same reason a commit shows the membership under which its partitions were assigned. When
+   the client has another one, because the group has changed or we were expelled while we stood
+   still, every rebalance that is waiting is heard before the new membership is shown.
 5. A record that cannot be decoded goes to dead-letters in the same transaction.
 """
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -46,10 +46,10 @@ BATCH = 500
 """Records that one poll takes at most."""
 FULL_TEXT = MAX_TEXT // 2
 """A partition pauses when its bookmark is this long: one more batch must still fit."""
+HEARING = 0.05
+"""Seconds for which we listen for rebalances before we show a new membership."""
 MAX_OUTPUTS = 5_000
 """Records of one transaction, more or less: it must be over long before it times out."""
-STALL = 3.0
-"""Seconds without a poll after which a broker may have expelled us: half the session timeout."""
 
 Outputs = Sequence[Output] | Callable[[Sequence[PartitionOffsets]], Sequence[Output]]
 
@@ -111,7 +111,6 @@ class StatefulConsumer(Generic[ItemT]):
         self._consumer = Consumer(self._options())
         self._membership: object = None
         self._closing = False
-        self._polled_at = time.monotonic()
         self._consumer.subscribe(
             [self._topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose
         )
@@ -153,7 +152,8 @@ class StatefulConsumer(Generic[ItemT]):
 
     def poll(self, timeout: float = 0.1) -> list[Work[ItemT]]:
         """Reads a batch; gives the items that it completed."""
-        self._membership = self._consumer.consumer_group_metadata()
+        if self._partitions and self._membership != self._consumer.consumer_group_metadata():
+            self._renew_membership()
         self._pace()
         works = self._again
         self._again = []
@@ -162,13 +162,27 @@ class StatefulConsumer(Generic[ItemT]):
             if work is not None:
                 works.append(work)
         self._advance()
-        self._polled_at = time.monotonic()
         return works
 
+    def _renew_membership(self) -> None:
+        """Shows the broker who we are now, but only after we have heard what became of our
+        partitions: word of their loss waits in line behind records that were fetched before."""
+        owned = [Place(self._topic, number) for number in self._partitions]
+        self._consumer.pause(owned)
+        membership = self._consumer.consumer_group_metadata()
+        for message in self._consumer.consume(BATCH, HEARING):
+            work = self._receive(message)  # of a partition that was assigned just now
+            if work is not None:
+                self._again.append(work)
+        self._membership = membership
+        for partition in self._partitions.values():
+            partition.paused = False
+        self._consumer.resume([place for place in owned if place.partition in self._partitions])
+
     def _receive(self, message: Message) -> Work[ItemT] | None:
-        error = message.error()
-        if error is not None:
-            self._explain(error)
+        failure = message.error()
+        if failure is not None:
+            self._explain(failure)
             return None
         partition = self._partitions.get(_number(message.partition()))
         offset = _number(message.offset())
@@ -253,7 +267,7 @@ class StatefulConsumer(Generic[ItemT]):
     def commit(self) -> bool:
         """Commits what is finished and how far reading has come. False: nothing was committed this
         time, and it will be tried again by the next call."""
-        if not self._may_commit():
+        if not self._partitions:
             return False
         bundles = self._take()
         done = [work for bundle in bundles for work in bundle.works]
@@ -325,24 +339,6 @@ class StatefulConsumer(Generic[ItemT]):
             self._partitions[place.partition].saved = (place.offset, place.metadata)
         for partition in self._partitions.values():
             partition.dead.clear()
-
-    def _may_commit(self) -> bool:
-        if self._membership is None or not self._partitions:
-            return False
-        if time.monotonic() - self._polled_at > STALL:
-            self._compare_offsets()
-        return bool(self._partitions)
-
-    def _compare_offsets(self) -> None:
-        """After a stall somebody else may own our partitions. The group's offsets are what we wrote,
-        or they were written by another owner: then we begin again from what it wrote."""
-        places = [Place(self._topic, number) for number in self._partitions]
-        for place in read_offsets(self._consumer, places, self._patience):
-            partition = self._partitions[place.partition]
-            if _saved(place) != partition.saved:
-                log.warning("%s[%d] was processed by another member", self._topic, place.partition)
-                start = self._load(place)
-                self._consumer.seek(Place(self._topic, place.partition, start))
 
     def offsets(self) -> list[PartitionOffsets]:
         """What the group has of our partitions: how far they are committed, and from where they

@@ -68,7 +68,8 @@ class Group:
     feedback: list[Received] = field(default_factory=list)
     """Rewards that came after their trajectory had ended."""
     refused: int = 0
-    """Offset in `steps` behind the last trajectory that came with the uid of a member."""
+    """Offset in `steps` behind the last End that came with the uid of a member: what it ended is
+    late, now and when the group is closed."""
     closed_at: int | None = None
     """Offset in `steps`: who began before it is late."""
 
@@ -234,7 +235,7 @@ class GroupAssembler:
         if item is None:
             return None
         if isinstance(received.record, TrajectoryEnd):
-            self._see_end(received)
+            self._see_end(received, received.record)
         if isinstance(item, Trajectory):
             return self._trajectory(item, received.offset)
         if isinstance(received.record, Feedback):
@@ -305,7 +306,6 @@ class GroupAssembler:
         if group is None:
             group = self._open[trajectory.prompt_uid] = self._new_group(trajectory)
         elif trajectory.uid in group.members:
-            group.refused = max(group.refused, trajectory.ended.offset + 1)
             return Outsider(trajectory, "late", LATE)
         group.members[trajectory.uid] = trajectory
         return self._close_if_complete(group)
@@ -343,11 +343,14 @@ class GroupAssembler:
         del self._open[group.prompt_uid]
         self._undecided.setdefault(group.prompt_uid, []).append(group)
 
-    def _see_end(self, received: Received) -> None:
-        end = source(received).offset
-        while self._ends and self._ends[-1][1] <= end:
+    def _see_end(self, received: Received, end: TrajectoryEnd) -> None:
+        at = source(received).offset
+        while self._ends and self._ends[-1][1] <= at:
             self._ends.pop()
-        self._ends.append((received.offset, end))
+        self._ends.append((received.offset, at))
+        group = self._open.get(end.prompt_uid)
+        if group is not None and end.trajectory_uid in group.members:
+            group.refused = max(group.refused, at + 1)
 
     def _remember(self, prompt_uid: str, closed: _Closed) -> None:
         self._forget_closed(closed.position)

@@ -28,27 +28,31 @@ def _step(step_id: str, uid: str, prompt: str, index: int, **fields: Any) -> Rec
     return step(step_id, uid, prompt, index=index, ids=(), response=(), **fields)
 
 
+STEPS: st.SearchStrategy[Record] = st.builds(
+    _step,
+    STEP_IDS,
+    UIDS,
+    PROMPTS,
+    index=st.integers(0, 2),
+    parent=st.sampled_from([None, None, "s1"]),
+    request_hash=st.sampled_from([b"", b"request"]),
+)
+ENDS: st.SearchStrategy[Record] = st.builds(
+    end,
+    UIDS,
+    PROMPTS,
+    steps=st.integers(0, 2),
+    status=st.sampled_from(["completed", "failed", "expired"]),
+    reward=st.none() | REWARDS,
+    reward_expected=st.sampled_from([False, False, False, True]),
+    group_size=st.sampled_from([None, 1, 1, 3]),
+    channel=st.sampled_from([*["train"] * 7, "val"]),
+)
 ANY_RECORDS: st.SearchStrategy[Record] = st.one_of(
-    st.builds(
-        _step,
-        STEP_IDS,
-        UIDS,
-        PROMPTS,
-        index=st.integers(0, 2),
-        parent=st.sampled_from([None, None, "s1"]),
-        request_hash=st.sampled_from([b"", b"request"]),
-    ),
-    st.builds(
-        end,
-        UIDS,
-        PROMPTS,
-        steps=st.integers(0, 2),
-        status=st.sampled_from(["completed", "failed", "expired"]),
-        reward=st.none() | REWARDS,
-        reward_expected=st.sampled_from([False, False, True]),
-        group_size=st.sampled_from([None, None, 1, 3]),
-        channel=st.sampled_from([*["train"] * 7, "val"]),
-    ),
+    STEPS,
+    STEPS,
+    ENDS,
+    ENDS,
     st.builds(
         feedback,
         REWARDS,

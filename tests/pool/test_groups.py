@@ -190,6 +190,26 @@ def test_groups_of_one_prompt_are_decided_in_the_order_in_which_they_closed() ->
     assembler.decide(second, 4)
 
 
+def test_what_was_read_before_an_overdue_group_began_does_not_say_where_it_closes() -> None:
+    """A rebuild begins at the group, and must close it at the same place."""
+    assembler = GroupAssembler(PAIRS)
+    x, a = run_of("x", "q"), run_of("a")
+    feed(assembler, [copied(0, x[0], 900), copied(1, x[1], 1_000)])
+    feed(assembler, [copied(2, a[0], 10), copied(3, a[1], 11)])
+    [group] = [group for group in assembler.overdue(FAR) if group.prompt_uid == "p"]
+    assembler.close(group)
+    assert group.closed_at == 12
+
+
+def test_a_late_end_says_where_an_overdue_group_closes_like_any_other() -> None:
+    """A rebuild may not know the trajectory that it ended."""
+    assembler = GroupAssembler(PAIRS)
+    feed(assembler, log(*run_of("a"), end("unknown", "q", steps=3)))
+    [group] = assembler.overdue(FAR)
+    assembler.close(group)
+    assert group.closed_at == 3
+
+
 # Late
 
 
@@ -236,6 +256,17 @@ def test_a_second_trajectory_with_the_uid_of_a_member_is_late() -> None:
     items = feed(assembler, log(*run_of("a"), step("other", "x", "q"), *run_of("a")))
     assert [item.verdict for item in items if isinstance(item, Outsider)] == ["late"]
     assert [uids(group) for group in assembler.open_groups()] == [["a"]]
+
+
+def test_what_repeats_a_member_stays_late_when_the_group_is_closed() -> None:
+    assembler = GroupAssembler(PAIRS, memory=0)
+    a, b = run_of("a", reward=None, reward_expected=True), run_of("b")
+    feed(assembler, [copied(0, a[0], 10), copied(1, a[1], 11)])
+    feed(assembler, [copied(2, b[0], 12), copied(3, b[1], 13)])
+    feed(assembler, [copied(4, a[0], 50), copied(5, a[1], 51)])
+    [group] = feed(assembler, [copied(6, feedback(0.5, "a"), 20)])
+    assert isinstance(group, Group)
+    assert group.closed_at == 52
 
 
 def test_a_late_step_is_no_member() -> None:
@@ -299,6 +330,16 @@ def test_a_copy_of_old_feedback_does_not_undo_newer_feedback() -> None:
     again = log(feedback(0.2, "a"), feedback(0.3, "a"), feedback(0.2, "a"), feedback(0.1, "a"))
     feed(assembler, [at(5 + n, received.record) for n, received in enumerate(again)])
     assert group.reward(group.members["a"]) == 0.3
+
+
+def test_feedback_counts_in_the_newest_group_that_has_its_trajectory() -> None:
+    """The older one may be decided: then a rebuild does not have it."""
+    assembler = GroupAssembler(GroupRules(group_size=1), memory=0)
+    items = feed(
+        assembler, log(*run_of("a"), step("x", "x", "q"), *run_of("a"), feedback(0.5, "a"))
+    )
+    older, newer = [item for item in items if isinstance(item, Group)]
+    assert (older.reward(older.members["a"]), newer.reward(newer.members["a"])) == (1.0, 0.5)
 
 
 def test_feedback_on_one_step_is_not_the_reward_of_the_trajectory() -> None:
@@ -426,6 +467,18 @@ def test_the_state_of_a_group_needs_its_oldest_record_until_it_is_decided() -> N
     assert assembler.oldest_open() == 5
     assembler.decide(group, 10)
     assert assembler.oldest_open() == 9
+
+
+def test_forgetting_drops_every_group_and_trajectory_that_began_before() -> None:
+    assembler = GroupAssembler(PAIRS)
+    closed = [*run_of("a", "p"), *run_of("b", "p")]
+    kept = [*run_of("d", "r"), step("e", "e", "r")]
+    feed(assembler, log(step("x", "x", "q"), *closed, *run_of("c", "q"), *kept))
+    assembler.forget_before(7)
+    assert [uids(group) for group in assembler.open_groups()] == [["d"]]
+    assert assembler.oldest_open() == 7
+    late = feed(assembler, log(feedback(1.0, "a"), end("x", "q"), first=10))
+    assert [item.verdict for item in late if isinstance(item, Stray)] == ["late", "late"]
 
 
 # Any order of the same records gives the same groups

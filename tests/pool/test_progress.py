@@ -146,7 +146,7 @@ def test_every_trajectory_is_committed_once_whatever_the_moment_of_the_crash(
     assert each_once(disk.outputs) == uninterrupted_trajectories(received, memory)
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_logs() | any_rewarded_logs(), TAPES, st.integers(0, 6))
 def test_every_group_is_decided_once_whatever_the_moment_of_the_crash(
     received: list[Received], tape: Tape, memory: int

@@ -158,7 +158,8 @@ def test_headers_and_a_registration_keep_their_own_values(log: Connection) -> No
         trajectory_uid="t", prompt_uid="p", run="r", partition=77, first_offset=2**40
     )
     headers = [("trace", b"abc"), ("empty", None)]
-    write(log, "t", where, topic=TRAJECTORIES, headers=headers)
+    now = datetime.now(UTC)  # this topic forgets what is older than a week
+    write(log, "t", where, now, TRAJECTORIES, headers)
     (line,) = cat(log, topic=TRAJECTORIES)
     assert line["partition"] == partition_of("t")
     assert line["record.partition"] == 77
