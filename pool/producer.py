@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import Producer as ConfluentProducer
 
 from pool.connection import MAX_RECORD_BYTES, Connection
-from pool.errors import BrokerUnavailable, Fatal, PoolError, RecordTooLarge
+from pool.errors import BrokerUnavailable, Fatal, PoolError, RecordTooLarge, TopicMismatch
 from schemas import Codec, Position, Record
 
 Headers = Sequence[tuple[str, bytes]]
@@ -46,6 +46,8 @@ def producer_options(connection: Connection, **options: Any) -> dict[str, Any]:
         # The broker compares the compressed batch, we compare the record: ours is the stricter one.
         message_max_bytes=2 * MAX_RECORD_BYTES,
         linger_ms=2,
+        # A topic that is missing is reported after this long; ours exist before anybody writes.
+        topic_metadata_propagation_max_ms=5_000,
         batch_size=1024 * 1024,
         **options,
     )
@@ -152,6 +154,11 @@ class Producer:
     def _refusal(self, error: KafkaError) -> PoolError:
         if error.fatal():
             return Fatal(f"the producer cannot go on: {error.str()}")
+        if error.code() in (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART):
+            return TopicMismatch(
+                f"the topic does not exist at {self._connection.bootstrap}; "
+                "make what is missing with `steplog topics create`"
+            )
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return RecordTooLarge(f"the broker refused the record as too large: {error.str()}")
         return BrokerUnavailable(

@@ -5,6 +5,7 @@ schemas up; `register` belongs to the command that creates the topics.
 """
 
 import json
+import re
 from typing import Any
 
 from schemas.codec import Schema, SchemaError, current_schema, parse
@@ -27,6 +28,7 @@ class SchemaRegistry:
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._name = _without_password(url)
         _client(url).close()  # a mistake in the address shows at once
         self._ids: dict[tuple[str, str], int] = {}
         self._schemas: dict[int, Schema] = {}
@@ -40,7 +42,7 @@ class SchemaRegistry:
 
     def schema_of(self, schema_id: int) -> Schema:
         if schema_id not in self._schemas:
-            unknown = f"the registry at {self._url} has no schema with id {schema_id}"
+            unknown = f"the registry at {self._name} has no schema with id {schema_id}"
             found = self._ask(unknown, "get_schema", schema_id)
             self._schemas[schema_id] = _record_schema(found.schema_str, schema_id)
         return self._schemas[schema_id]
@@ -49,13 +51,13 @@ class SchemaRegistry:
         """Makes the record type known for the topic and guards it against breaking changes."""
         schema = current_schema(record_type)
         subject = f"{topic}-{schema['name']}"
-        refused = f"the registry at {self._url} refused the schema of {subject}"
+        refused = f"the registry at {self._name} refused the schema of {subject}"
         self._ask(refused, "set_compatibility", subject, COMPATIBILITY)
         return int(self._ask(refused, "register_schema", subject, _avro(schema)))
 
     def _look_up(self, subject: str, schema: Schema) -> int:
         unknown = (
-            f"the registry at {self._url} does not know {subject} as it is today; "
+            f"the registry at {self._name} does not know {subject} as it is today; "
             "register it with `steplog topics create`"
         )
         return int(self._ask(unknown, "lookup_schema", subject, _avro(schema)).schema_id)
@@ -71,9 +73,9 @@ class SchemaRegistry:
         except SchemaRegistryError as error:
             if error.http_status_code in (404, 409, 422):
                 raise SchemaError(f"{refusal} ({error.error_message.rstrip('.')})") from error
-            raise RegistryUnavailable(f"the registry at {self._url} answered: {error}") from error
+            raise RegistryUnavailable(f"the registry at {self._name} answered: {error}") from error
         except httpx.TransportError as error:
-            raise RegistryUnavailable(f"no registry answers at {self._url}: {error}") from error
+            raise RegistryUnavailable(f"no registry answers at {self._name}: {error}") from error
 
 
 def _record_schema(text: str, schema_id: int) -> Schema:
@@ -86,6 +88,11 @@ def _record_schema(text: str, schema_id: int) -> Schema:
     return schema
 
 
+def _without_password(url: str) -> str:
+    """For messages: what stands between the scheme and an @ is for the server alone."""
+    return re.sub(r"//[^/]*@", "//", url)
+
+
 def _client(url: str) -> Any:
     try:
         from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -96,7 +103,8 @@ def _client(url: str) -> Any:
     try:
         return SchemaRegistryClient({"url": url, "timeout": TIMEOUT})
     except ValueError as error:
-        raise RegistryUnavailable(f"{url} cannot be a registry's address: {error}") from error
+        name = _without_password(url)
+        raise RegistryUnavailable(f"{name} cannot be a registry's address: {error}") from error
 
 
 def _avro(schema: Schema) -> Any:

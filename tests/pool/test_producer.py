@@ -1,10 +1,7 @@
 """An awaited send is in the log, once and in order; anything else is a typed error in time."""
 
 import asyncio
-import os
 import random
-import select
-import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,13 +13,13 @@ from confluent_kafka import Consumer, TopicPartition
 from pool import producer as producer_module
 from pool import topics
 from pool.connection import MAX_RECORD_BYTES, Connection
-from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge
+from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge, TopicMismatch
 from pool.producer import Producer, producer_options
 from pool.reader import open_topic
 from pool.topics import REWARDED, STEPS
 from schemas import Codec, Position, Step
 from steplog import local_kafka
-from tests.conftest import free_port
+from tests.conftest import free_port, kill
 from tests.pool.records import step
 from tests.pool.written import content
 
@@ -206,14 +203,6 @@ async def test_a_prompt_of_100k_tokens_with_a_response_of_8k(log: Connection) ->
     assert CODEC.decode(found.value) == record
 
 
-def kill(broker: local_kafka.Broker) -> None:
-    process = os.pidfd_open(broker.pid)
-    os.kill(broker.pid, signal.SIGKILL)
-    select.select([process], [], [])
-    os.close(process)
-
-
-@pytest.mark.slow
 async def test_a_broker_that_is_killed_and_comes_back_has_every_record_once(
     tmp_path: Path,
 ) -> None:
@@ -245,3 +234,9 @@ async def test_a_broker_that_is_killed_and_comes_back_has_every_record_once(
         assert Counter(await step_ids(connection)) == Counter(sent)
     finally:
         await asyncio.to_thread(local_kafka.stop, tmp_path)
+
+
+async def test_a_missing_topic_is_named_as_the_reason(connection: Connection) -> None:
+    async with Producer(connection, connection.codec()) as producer:
+        with pytest.raises(TopicMismatch, match="steplog topics create"):
+            await producer.send(STEPS, "p", step("s"))
