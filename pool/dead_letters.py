@@ -44,24 +44,24 @@ class PoisonLimiter:
     more than `share`, before it stops the reader."""
 
     def __init__(self, window: int = 1000, least: int = 100, share: float = 0.5) -> None:
-        self._seen: deque[bool] = deque(maxlen=window)
+        self._window = window
         self._least = least
         self._share = share
-        self._bad = 0
+        self._seen = 0
+        self._bad: deque[int] = deque()
+        """The numbers of the bad ones, counted from the first record seen."""
 
     def good(self) -> None:
-        self._add(False)
+        self._seen += 1
 
     def bad(self, reason: str) -> None:
-        self._add(True)
-        if self._bad >= self._least and self._bad > self._share * len(self._seen):
+        self._seen += 1
+        self._bad.append(self._seen)
+        while self._bad[0] <= self._seen - self._window:
+            self._bad.popleft()
+        looked_at = min(self._seen, self._window)
+        if len(self._bad) >= self._least and len(self._bad) > self._share * looked_at:
             raise TooManyPoison(
-                f"{self._bad} of the last {len(self._seen)} records cannot be used, the last one "
+                f"{len(self._bad)} of the last {looked_at} records cannot be used, the last one "
                 f"because {reason}; check that this version fits what writes the topic"
             )
-
-    def _add(self, bad: bool) -> None:
-        if len(self._seen) == self._seen.maxlen:
-            self._bad -= self._seen[0]
-        self._seen.append(bad)
-        self._bad += bad

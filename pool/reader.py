@@ -71,6 +71,14 @@ class Reader:
                     if ends is None or record.offset < ends[record.partition]:
                         yield record
 
+    async def read_all(self) -> AsyncIterator[ConsumerRecord]:
+        """Everything that the topic holds at this moment."""
+        bounds = await self.bounds(self.partitions)
+        starts = {number: found.low for number, found in bounds.items()}
+        ends = {number: found.end for number, found in bounds.items()}
+        async for record in self.read(starts, ends):
+            yield record
+
     async def _is_over(self, ends: Mapping[int, int]) -> bool:
         """Positions count, not records: the last offsets may be transaction markers."""
         for number, end in ends.items():

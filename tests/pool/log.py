@@ -36,10 +36,7 @@ def messages(connection: Connection, topic: str) -> list[ConsumerRecord]:
 
 async def _messages(connection: Connection, topic: str) -> list[ConsumerRecord]:
     async with open_topic(connection, topic) as reader:
-        bounds = await reader.bounds(list(reader.partitions))
-        starts = {number: bound.low for number, bound in bounds.items()}
-        ends = {number: bound.end for number, bound in bounds.items()}
-        return [message async for message in reader.read(starts, ends)]
+        return [message async for message in reader.read_all()]
 
 
 def records(connection: Connection, topic: str) -> list[Record]:

@@ -19,13 +19,13 @@ from confluent_kafka import Consumer, TopicPartition
 from pool import topics
 from pool.connection import Connection
 from pool.producer import Producer
-from pool.reader import open_topic
 from pool.topics import REWARDED, STEPS
 from pool.transaction import read_offsets
 from schemas import Record, Step, TrajectoryEnd
 from steplog import local_kafka
 from tests.conftest import free_port, kill
 from tests.pool import copier
+from tests.pool.log import identity, records
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -91,10 +91,6 @@ def trajectory(number: int) -> Iterator[Record]:
     )
 
 
-def identity(record: Record) -> str:
-    return record.step_id if isinstance(record, Step) else getattr(record, "end_id")  # noqa: B009
-
-
 class Worker:
     """A copier process."""
 
@@ -146,15 +142,8 @@ def wait_for_no_lag(connection: Connection) -> None:
         time.sleep(0.2)
 
 
-async def copies(connection: Connection) -> Counter[str]:
-    codec, found = connection.codec(), Counter[str]()
-    async with open_topic(connection, REWARDED) as reader:
-        bounds = await reader.bounds(list(reader.partitions))
-        starts = {number: b.low for number, b in bounds.items()}
-        ends = {number: b.end for number, b in bounds.items()}
-        async for message in reader.read(starts, ends):
-            found[identity(codec.decode(message.value))] += 1
-    return found
+def copies(connection: Connection) -> Counter[str]:
+    return Counter(identity(record) for record in records(connection, REWARDED))
 
 
 def settle(connection: Connection, load: Load) -> None:
@@ -164,12 +153,12 @@ def settle(connection: Connection, load: Load) -> None:
     wait_for_no_lag(connection)
     wait_for_copies(connection, load.acknowledged)
     last.stop()
-    assert asyncio.run(copies(connection)) == Counter(load.acknowledged)
+    assert copies(connection) == Counter(load.acknowledged)
 
 
 def wait_for_copies(connection: Connection, expected: list[str]) -> None:
     deadline = time.monotonic() + REBALANCE
-    while missing := Counter(expected) - asyncio.run(copies(connection)):
+    while missing := Counter(expected) - copies(connection):
         assert time.monotonic() < deadline, f"missing in the output: {sorted(missing)}"
 
 

@@ -12,10 +12,7 @@ from tests.pool.records import child, step
 async def content(connection: Connection, topic: str) -> list[ConsumerRecord]:
     """Everything that a reader of the topic sees, up to its present end."""
     async with open_topic(connection, topic) as reader:
-        bounds = await reader.bounds(reader.partitions)
-        starts = {number: found.low for number, found in bounds.items()}
-        ends = {number: found.end for number, found in bounds.items()}
-        return [record async for record in reader.read(starts, ends)]
+        return [record async for record in reader.read_all()]
 
 
 def conversation(turns: int) -> tuple[list[Step], list[list[int]]]:
