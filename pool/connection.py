@@ -2,11 +2,14 @@
 
 import logging
 import ssl
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from confluent_kafka import KafkaError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from pool.errors import Fatal
 from schemas import Codec
 from schemas.registry import SchemaRegistry
 
@@ -20,7 +23,8 @@ the compressed batch, so what a client takes always fits."""
 class Connection(BaseModel):
     """The cluster, and how to log in to it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # pydantic would show the whole input of settings that do not fit together, password and all.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     bootstrap: str = Field("127.0.0.1:9092", description="Kafka brokers, as HOST:PORT[,HOST:PORT…]")
     topic_prefix: str = Field("steplog.", description="put before every topic's name")
@@ -36,7 +40,9 @@ class Connection(BaseModel):
         None, description="PEM file of the authority that signed the brokers"
     )
     ssl_certificate: Path | None = Field(None, description="PEM file of the client's certificate")
-    ssl_key: Path | None = Field(None, description="PEM file of the client's key")
+    ssl_key: Path | None = Field(
+        None, description="PEM file of the client's key, without a password, if it is another file"
+    )
     registry_url: str | None = Field(
         None, description="schema registry; turns Confluent's framing on for what is written"
     )
@@ -44,6 +50,34 @@ class Connection(BaseModel):
         "consumer",
         description="how groups rebalance: consumer (KIP-848) or classic (cooperative-sticky)",
     )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        protocol = self.security_protocol
+        sasl = self._given("sasl_mechanism", "sasl_username", "sasl_password")
+        tls = self._given("ssl_ca", "ssl_certificate", "ssl_key")
+        missing = [name for name, given in sasl.items() if not given]
+        if self._uses("SASL") and missing:
+            raise ValueError(f"security_protocol {protocol} needs {', '.join(missing)} too")
+        if any(sasl.values()) and not self._uses("SASL"):
+            raise ValueError(
+                f"there are sasl_… settings, and security_protocol {protocol} has no login; "
+                "set security_protocol to SASL_SSL or SASL_PLAINTEXT"
+            )
+        if any(tls.values()) and not self._uses("SSL"):
+            raise ValueError(
+                f"there are ssl_… settings, and security_protocol {protocol} has no TLS; "
+                "set security_protocol to SSL or SASL_SSL"
+            )
+        if self.ssl_key and not self.ssl_certificate:
+            raise ValueError("ssl_key needs ssl_certificate too")
+        return self
+
+    def _given(self, *names: str) -> dict[str, bool]:
+        return {name: bool(getattr(self, name)) for name in names}
+
+    def _uses(self, layer: Literal["SASL", "SSL"]) -> bool:
+        return layer in self.security_protocol.split("_")
 
     def topic_name(self, name: str) -> str:
         return self.topic_prefix + name
@@ -55,8 +89,13 @@ class Connection(BaseModel):
     def _password(self) -> str | None:
         return self.sasl_password.get_secret_value() if self.sasl_password else None
 
-    def confluent(self, **options: Any) -> dict[str, Any]:
+    def confluent(
+        self, error_cb: Callable[[KafkaError], None] | None = None, **options: Any
+    ) -> dict[str, Any]:
         """Options of a confluent-kafka client; dots are written as underscores."""
+        if self._uses("SSL"):
+            self._ssl_context()  # says which file cannot be used, which librdkafka does not
+        key = self.ssl_key or self.ssl_certificate
         common = {
             "bootstrap.servers": self.bootstrap,
             "security.protocol": self.security_protocol,
@@ -65,8 +104,9 @@ class Connection(BaseModel):
             "sasl.password": self._password(),
             "ssl.ca.location": self.ssl_ca and str(self.ssl_ca),
             "ssl.certificate.location": self.ssl_certificate and str(self.ssl_certificate),
-            "ssl.key.location": self.ssl_key and str(self.ssl_key),
+            "ssl.key.location": key and str(key),
             "logger": logging.getLogger("librdkafka"),
+            "error_cb": error_cb,
             # A broker that restarts is found again in a second instead of ten.
             "reconnect.backoff.max.ms": 1000,
         }
@@ -81,14 +121,33 @@ class Connection(BaseModel):
             "sasl_mechanism": self.sasl_mechanism or "PLAIN",
             "sasl_plain_username": self.sasl_username,
             "sasl_plain_password": self._password(),
-            "ssl_context": self._ssl_context()
-            if "SSL" in self.security_protocol.split("_")
-            else None,
+            "ssl_context": self._ssl_context() if self._uses("SSL") else None,
             **options,
         }
 
     def _ssl_context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.ssl_ca and str(self.ssl_ca))
+        for name in ("ssl_ca", "ssl_certificate", "ssl_key"):
+            _check_readable(name, getattr(self, name))
+        try:
+            context = ssl.create_default_context(cafile=self.ssl_ca and str(self.ssl_ca))
+        except ssl.SSLError as error:
+            raise Fatal(f"ssl_ca cannot be used: {self.ssl_ca} holds no certificate") from error
         if self.ssl_certificate:
-            context.load_cert_chain(self.ssl_certificate, self.ssl_key)
+            try:
+                # With an empty password, a locked key is an error; without one, it is a question.
+                context.load_cert_chain(self.ssl_certificate, self.ssl_key, password="")
+            except ssl.SSLError as error:
+                raise Fatal(
+                    "ssl_certificate and ssl_key cannot be used: they must be a certificate and its "
+                    f"key in PEM, without a password ({self.ssl_certificate}, "
+                    f"{self.ssl_key or 'the same file'})"
+                ) from error
         return context
+
+
+def _check_readable(name: str, file: Path | None) -> None:
+    if file:
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            raise Fatal(f"{name} cannot be read: {file}: {error.strerror}") from error

@@ -116,7 +116,7 @@ class StatefulConsumer(Generic[ItemT]):
         )
 
     def _options(self) -> dict[str, Any]:
-        classic = {
+        classic: dict[str, Any] = {
             "partition_assignment_strategy": "cooperative-sticky",
             "session_timeout_ms": 6000,
             "heartbeat_interval_ms": 1000,

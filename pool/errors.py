@@ -6,6 +6,7 @@
     ├── Poison                this one record can never be used; it goes to dead-letters
     │   └── RecordTooLarge    refused before it was sent
     └── Fatal                 the process must stop and say why
+        ├── AccessRefused     the login or a certificate is refused, by the broker or by us
         ├── Fenced            another process took over this transactional id or membership
         ├── OffsetLost        retention deleted records that open state still needs
         ├── TooManyPoison     the dead-letter limiter stopped a broken deployment
@@ -37,6 +38,10 @@ class RecordTooLarge(Poison):
 
 
 class Fatal(PoolError):
+    pass
+
+
+class AccessRefused(Fatal):
     pass
 
 

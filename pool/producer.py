@@ -18,6 +18,7 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from pool.connection import MAX_RECORD_BYTES, Connection
 from pool.errors import BrokerUnavailable, Fatal, PoolError, RecordTooLarge, TopicMismatch
+from pool.troubles import Troubles
 from schemas import Codec, Position, Record
 
 Headers = Sequence[tuple[str, bytes]]
@@ -61,8 +62,11 @@ class Producer:
         self._codec = codec
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
+        self._troubles = Troubles(connection)
         self._client = ConfluentProducer(
-            producer_options(connection, message_timeout_ms=int(timeout * 1000))
+            producer_options(
+                connection, error_cb=self._troubles.note, message_timeout_ms=int(timeout * 1000)
+            )
         )
         self._in_flight = 0
         self._poller: asyncio.TimerHandle | None = None
@@ -161,9 +165,10 @@ class Producer:
             )
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return RecordTooLarge(f"the broker refused the record as too large: {error.str()}")
-        return BrokerUnavailable(
+        return self._troubles.failure(
             f"no broker at {self._connection.bootstrap} acknowledged the record within "
-            f"{self._timeout:g} s: {error.str()}"
+            f"{self._timeout:g} s",
+            error,
         )
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from pool.connection import MAX_MESSAGE_BYTES, Connection
 from pool.errors import BrokerUnavailable, Fatal, TopicMismatch
+from pool.troubles import Troubles
 from schemas import (
     Decision,
     Feedback,
@@ -122,12 +123,18 @@ def check(connection: Connection) -> dict[str, Found]:
 
 def find(connection: Connection) -> dict[str, Found]:
     """Our topics that exist, by their names without the prefix."""
+    troubles = Troubles(connection)
+    # It is polled for troubles only; they are told by an error, not by log lines.
+    admin = AdminClient(connection.confluent(troubles.note) | {"log_level": 0})
     try:
-        metadata = _admin(connection).list_topics(timeout=TIMEOUT)
+        _connect(admin, troubles)
+        metadata = admin.list_topics(timeout=TIMEOUT)
     except KafkaException as error:
-        raise BrokerUnavailable(
-            f"no broker answers at {connection.bootstrap}: {error.args[0].str()}; "
-            "start one with `steplog kafka start` or name yours with --bootstrap"
+        admin.poll(0)
+        raise troubles.failure(
+            f"no broker answers at {connection.bootstrap}",
+            error.args[0],
+            "start one with `steplog kafka start` or name yours with --bootstrap",
         ) from error
     names = {connection.topic_name(name): name for name in TOPICS}
     return {
@@ -135,6 +142,19 @@ def find(connection: Connection) -> dict[str, Found]:
         for topic, about in metadata.topics.items()
         if topic in names and about.partitions
     }
+
+
+def _connect(admin: AdminClient, troubles: Troubles) -> None:
+    """Waits for a first answer, but not when we are refused: librdkafka would go on trying."""
+    answer = admin.describe_cluster(request_timeout=TIMEOUT)
+    while True:
+        try:
+            answer.result(POLL)
+            return
+        except TimeoutError:
+            admin.poll(0)
+            if refusal := troubles.refusal():
+                raise refusal from None
 
 
 def _wait_until_seen(connection: Connection) -> None:

@@ -22,6 +22,7 @@ from confluent_kafka import Producer as ConfluentProducer
 from pool.connection import Connection
 from pool.errors import BrokerUnavailable, Fenced, Retryable
 from pool.producer import Output, producer_options
+from pool.troubles import Troubles
 
 TRANSACTION_TIMEOUT = 10.0
 """A killed process's open transaction blocks every reader for this long."""
@@ -123,9 +124,11 @@ class Transactions:
         """A producer under our id; whatever its predecessor left open is ended before it returns."""
         deadline = time.monotonic() + self._patience
         while True:
+            troubles = Troubles(self._connection)
             producer = ConfluentProducer(
                 producer_options(
                     self._connection,
+                    error_cb=troubles.note,
                     transactional_id=self._id,
                     transaction_timeout_ms=int(TRANSACTION_TIMEOUT * 1000),
                     # The next transaction may begin before the last one's markers are written; the
@@ -140,10 +143,12 @@ class Transactions:
                 error: KafkaError = failure.args[0]
                 if error.fatal():
                     raise Fenced(f"transactional id {self._id}: {error.str()}") from failure
-                if time.monotonic() > deadline:
-                    raise BrokerUnavailable(
+                producer.poll(0)
+                if troubles.refusal() or time.monotonic() > deadline:
+                    raise troubles.failure(
                         f"no broker at {self._connection.bootstrap} opened transactions for "
-                        f"{self._patience:g} s: {error.str()}"
+                        f"{self._patience:g} s",
+                        error,
                     ) from failure
 
     def _is_committed(self, consumer: Consumer, offsets: Sequence[TopicPartition]) -> bool:

@@ -7,6 +7,7 @@ outputs, position and bookmark are committed in one step. A test draws a tape of
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from hypothesis import strategies as st
@@ -32,6 +33,15 @@ TAPES: st.SearchStrategy[Tape] = lists_up_to(
 EVERYTHING: Tape = [("poll", 7), ("finish", 255), ("commit", 255)]
 
 
+def random_tape(random: Random) -> Tape:
+    eager: list[Action] = ["poll", "finish", "commit", "commit", "crash"]
+    actions = random.choice([ACTIONS, eager, ["poll", "poll", *ACTIONS]])
+    return [
+        (random.choice(actions), random.choice([255, random.randrange(256)]))
+        for _ in range(random.randint(10, 80))
+    ]
+
+
 def chosen(things: Sequence[Any], bits: int) -> list[Any]:
     return [thing for n, thing in enumerate(things) if bits >> n % 8 & 1]
 
@@ -55,9 +65,6 @@ class Disk:
         self.committed, self.text = position, bookmark.text()
         assert len(self.text) <= MAX_TEXT
         self.outputs += outputs
-
-    def end(self) -> int:
-        return self.log[-1].offset + 1 if self.log else 0
 
 
 class Life(Generic[ItemT]):
@@ -272,6 +279,41 @@ class Uninterrupted:
             group = waiting.pop(0)
             self.decided.append((judged(group, self.rules), rewards(group)))
             self.assembler.decide(group, turn.position)
+
+
+def play_rewards(log: list[Received], tape: Tape, memory: int) -> None:
+    """Plays a tape, then reads and finishes the rest. All outputs must be those of a life without
+    crashes."""
+    disk = Disk(log)
+    life = RewardLife(disk, memory)
+    for action, amount in tape + EVERYTHING * (1 + len(log) // 7):
+        if action == "crash":
+            life = RewardLife(disk, memory)
+        else:
+            life.act(action, amount)
+    assert each_once(disk.outputs) == uninterrupted_trajectories(log, memory)
+
+
+def play_trainer(log: list[Received], tape: Tape, memory: int) -> None:
+    """The same for Decisions on groups; every trajectory that ended has one verdict."""
+    disk, rules = TrainerDisk(log), GroupRules(group_size=2)
+    life = TrainerLife(disk, rules, memory)
+    for action, amount in tape + EVERYTHING * (1 + len(log) // 7):
+        if action == "crash":
+            life = TrainerLife(disk, rules, memory)
+        else:
+            life.act(action, amount)
+    truth = Uninterrupted(disk, rules, memory)
+    assert disk.decided == truth.decided
+    assert each_once(disk.outputs) == truth.outputs
+    assert life.assembler.open_groups() == truth.assembler.open_groups()
+    still_open = sum(len(group.members) for group in truth.assembler.open_groups())
+    assert disk.ledger.verdicts.total() + still_open == trajectories_ended(log, memory)
+
+
+def trajectories_ended(log: Sequence[Received], memory: int) -> int:
+    assembler = TrajectoryAssembler(memory)
+    return sum(isinstance(assembler.feed(received), Trajectory) for received in log)
 
 
 def each_once(outputs: Sequence[Output]) -> list[Output]:

@@ -1,5 +1,7 @@
 """Logs for property tests, as hypothesis draws them."""
 
+from itertools import accumulate
+from random import Random
 from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
@@ -83,6 +85,47 @@ def any_rewarded_logs(draw: st.DrawFn) -> list[Received]:
     received = draw(any_logs())
     sources = draw(st.permutations(range(len(received))))
     return [copied(r.offset, r.record, s) for r, s in zip(received, sources, strict=True)]
+
+
+def random_log(random: Random) -> list[Received]:
+    """Like the two above, from a seed: it does not shrink, and takes a fraction of their time."""
+    prompts = ["p", "q"][: random.choice([1, 1, 2])]
+    uids = ["t1", "t2", "t3", "t4"][: random.randint(2, 4)]
+    size = random.randint(5, 60)
+    records = [_random_record(random, random.choice(uids), prompts) for _ in range(size)]
+    offsets = list(accumulate(random.choice([1, 1, 1, 2, 3]) for _ in range(size)))
+    if random.random() < 0.6:
+        return [
+            Received(record, 0, offset) for record, offset in zip(records, offsets, strict=True)
+        ]
+    disorder = random.choice([3, 10, size])
+    sources = sorted(range(size), key=lambda n: n + random.random() * disorder)
+    return [copied(*one) for one in zip(offsets, records, sources, strict=True)]
+
+
+def _random_record(random: Random, uid: str, prompts: list[str]) -> Record:
+    home = prompts[int(uid[1:]) % len(prompts)]
+    prompt = home if random.random() < 0.9 else random.choice(prompts)
+    kind = random.choices(["step", "end", "feedback", "note"], [8, 8, 3, 1])
+    if kind == ["step"]:
+        parent = random.choice([None, None, None, "s1"])
+        step_id, index = random.choice(["s1", "s2", "s3"]), random.randrange(3)
+        return _step(step_id, uid, prompt, index, parent=parent)
+    if kind == ["end"]:
+        return end(
+            uid,
+            prompt,
+            steps=random.choice([0, 1, 1, 2]),
+            status=random.choice(["completed", "completed", "failed"]),
+            reward=random.choice([None, 0.0, 1.0]),
+            reward_expected=random.random() < 0.2,
+            group_size=random.choice([None, None, 1, 3]),
+            channel=random.choice([*["train"] * 9, "val"]),
+        )
+    if kind == ["feedback"]:
+        reward = random.choice([0.0, 0.5, 1.0])
+        return feedback(reward, uid, prompt, id=random.choice(["f1", "f2", "f3", "f4"]))
+    return note("s1", random.random() < 0.5, uid, id=random.choice(["n1", "n2"]))
 
 
 def placed(draw: Draw, records: list[Record]) -> list[Received]:

@@ -1,26 +1,14 @@
+from random import Random
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pool.bookmark import Bookmark
-from pool.groups import GroupRules
 from pool.progress import Progress, Received
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
-from tests.pool.crashes import (
-    EVERYTHING,
-    TAPES,
-    Disk,
-    RewardLife,
-    Tape,
-    TrainerDisk,
-    TrainerLife,
-    Uninterrupted,
-    each_once,
-    uninterrupted_trajectories,
-)
-from tests.pool.histories import any_logs, any_rewarded_logs
+from tests.pool.crashes import TAPES, Tape, play_rewards, play_trainer, random_tape
+from tests.pool.histories import any_logs, any_rewarded_logs, random_log
 from tests.pool.records import at, end, log, run_of, step
-
-PAIRS = GroupRules(group_size=2)
 
 
 def progress(
@@ -131,38 +119,30 @@ def test_what_ended_before_the_rebuild_offset_is_still_known_to_have_ended() -> 
 # Any crash
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(any_logs(), TAPES, st.integers(0, 6))
+THOROUGH = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MEMORIES = st.integers(0, 6)
+
+
+@THOROUGH
+@given(any_logs(), TAPES, MEMORIES)
 def test_every_trajectory_is_committed_once_whatever_the_moment_of_the_crash(
     received: list[Received], tape: Tape, memory: int
 ) -> None:
-    disk = Disk(received)
-    life = RewardLife(disk, memory)
-    for action, amount in tape + EVERYTHING * 8:
-        if action == "crash":
-            life = RewardLife(disk, memory)
-        else:
-            life.act(action, amount)
-    assert each_once(disk.outputs) == uninterrupted_trajectories(received, memory)
+    play_rewards(received, tape, memory)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(any_logs() | any_rewarded_logs(), TAPES, st.integers(0, 6))
+@THOROUGH
+@given(any_logs() | any_rewarded_logs(), TAPES, MEMORIES)
 def test_every_group_is_decided_once_whatever_the_moment_of_the_crash(
     received: list[Received], tape: Tape, memory: int
 ) -> None:
-    disk = TrainerDisk(received)
-    life = TrainerLife(disk, PAIRS, memory)
-    for action, amount in tape + EVERYTHING * 8:
-        if action == "crash":
-            life = TrainerLife(disk, PAIRS, memory)
-        else:
-            life.act(action, amount)
-    truth = Uninterrupted(disk, PAIRS, memory)
-    assert disk.decided == truth.decided
-    assert each_once(disk.outputs) == truth.outputs
-    assert life.assembler.open_groups() == truth.assembler.open_groups()
-    ended = uninterrupted_trajectories(received, memory)
-    still_open = sum(len(group.members) for group in life.assembler.open_groups())
-    trajectories = sum(isinstance(output.item, tuple) for output in ended)
-    assert disk.ledger.verdicts.total() + still_open == trajectories
+    play_trainer(received, tape, memory)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.integers(0, 2**32))
+def test_no_history_is_too_long_or_too_odd(seed: int) -> None:
+    random = Random(seed)
+    received, tape, memory = random_log(random), random_tape(random), random.randint(0, 8)
+    play_rewards(received, tape, memory)
+    play_trainer(received, tape, memory)

@@ -195,7 +195,9 @@ def test_a_note_is_cleared_when_a_retry_is_served() -> None:
 
 def test_a_copy_of_an_old_note_does_not_undo_a_newer_one() -> None:
     notes = [note("b", False), note("b", True), note("b", False)]
-    assert trajectory_of(*answers("a", "b"), *notes, end(steps=2)).orphans == {"a"}
+    whole = trajectory_of(*answers("a", "b"), *notes, end(steps=2))
+    assert whole.orphans == {"a"}
+    assert [received.offset for received in whole.records] == [0, 1, 2, 3, 5]
 
 
 def test_an_answer_without_tokens_is_not_extended_by_another_answer() -> None:
@@ -270,6 +272,13 @@ def test_a_repeated_end_is_late_however_long_ago_the_first_one_was() -> None:
     assembler = TrajectoryAssembler(memory=5)
     items = feed(assembler, [*log(step("a"), end()), at(1_000, end())])
     assert verdicts(items) == ["whole", "late"]
+
+
+def test_a_repeated_end_without_steps_is_late_while_the_first_one_is_remembered() -> None:
+    nothing = end(steps=0, status="failed")
+    assembler = TrajectoryAssembler(memory=5)
+    items = feed(assembler, [at(0, nothing), at(5, nothing), at(11, nothing)])
+    assert verdicts(items) == ["whole", "late", "whole"]
 
 
 def test_a_repeated_end_renews_the_memory() -> None:

@@ -1,5 +1,6 @@
 """The real `steplog` command, as a process."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from pool.connection import Connection
 STEPLOG = str(Path(sys.executable).with_name("steplog"))
 
 
-def steplog(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([STEPLOG, *words], capture_output=True, text=True)
+def steplog(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs to its end, with these variables besides our own."""
+    environ = {**os.environ, **variables}
+    return subprocess.run([STEPLOG, *words], capture_output=True, text=True, env=environ)
 
 
 def reaching(connection: Connection) -> list[str]:

@@ -9,6 +9,11 @@ from steplog import settings
 from steplog.settings import SettingsError, add_options, load
 
 SECRET = "hunter2"
+LOGIN = {
+    "STEPLOG_SECURITY_PROTOCOL": "SASL_SSL",
+    "STEPLOG_SASL_MECHANISM": "PLAIN",
+    "STEPLOG_SASL_USERNAME": "baker",
+}
 
 
 class Baker(Connection):
@@ -83,7 +88,9 @@ def test_text_becomes_the_type_of_the_field() -> None:
     assert (given.flours, given.grams, given.crusty) == (("rye", "oat"), [500, 750], True)
     assert baker("--flours", "").flours == ()
     assert baker(STEPLOG_TOPIC_PREFIX="").topic_prefix == ""
-    assert baker(STEPLOG_SSL_CA="/ca.pem").ssl_ca == Path("/ca.pem")
+    assert baker(STEPLOG_SECURITY_PROTOCOL="SSL", STEPLOG_SSL_CA="/ca.pem").ssl_ca == Path(
+        "/ca.pem"
+    )
 
 
 def test_the_file_is_chosen_by_option_then_variable_then_place() -> None:
@@ -175,10 +182,11 @@ def test_every_bad_value_is_one_sentence_that_names_its_source() -> None:
 def test_a_secret_comes_from_a_variable_or_a_file_but_not_both() -> None:
     Path("key").write_text(SECRET + "\n")
     for variable in ("STEPLOG_SASL_PASSWORD_FILE", "STEPLOG_BAKER_SASL_PASSWORD_FILE"):
-        password = baker(**{variable: "key"}).sasl_password
+        password = baker(**LOGIN, **{variable: "key"}).sasl_password
         assert password is not None
         assert password.get_secret_value() == SECRET
-    own = baker(STEPLOG_SASL_PASSWORD="other", STEPLOG_BAKER_SASL_PASSWORD_FILE="key")
+    both = {"STEPLOG_SASL_PASSWORD": "other", "STEPLOG_BAKER_SASL_PASSWORD_FILE": "key"}
+    own = baker(**LOGIN, **both)
     assert own.sasl_password == SecretStr(SECRET)
     assert problems(STEPLOG_BAKER_API_KEY=SECRET, STEPLOG_BAKER_API_KEY_FILE="key") == (
         "STEPLOG_BAKER_API_KEY and STEPLOG_BAKER_API_KEY_FILE are both set; remove one of them",
@@ -196,7 +204,7 @@ def test_a_secret_file_that_cannot_be_read() -> None:
 
 
 def test_no_secret_is_shown() -> None:
-    given = baker("--api-key", SECRET, STEPLOG_SASL_PASSWORD=SECRET)
+    given = baker("--api-key", SECRET, STEPLOG_SASL_PASSWORD=SECRET, **LOGIN)
     assert SECRET not in repr(given)
     assert SECRET not in str(given)
     problems("--ovens", "x", "--api-key", SECRET, STEPLOG_SASL_PASSWORD=SECRET)
