@@ -6,7 +6,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from bench.measure import compare, show
 from pool.connection import Connection
-from pool.consumer import BATCH, StatefulConsumer
+from pool.consumer import BATCH, StatefulConsumer, consumer_options
 from pool.groups import Group, GroupAssembler, Outsider
 from pool.progress import Received
 from pool.topics import STEPS, find
@@ -34,8 +34,7 @@ def run(connection: Connection) -> None:
 
 def assigned(connection: Connection) -> tuple[Consumer, int]:
     """A reader of everything that the topic holds now, and how many records that is."""
-    options = connection.confluent(group_id="bench", isolation_level="read_committed")
-    consumer = Consumer({**options, "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    consumer = Consumer(consumer_options(connection, "bench"))
     topic = connection.topic_name(STEPS)
     places = [TopicPartition(topic, n, 0) for n in range(find(connection)[STEPS].partitions)]
     consumer.assign(places)

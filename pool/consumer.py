@@ -73,6 +73,31 @@ class _Bundle(Generic[ItemT]):
 
     works: Sequence[Work[ItemT]]
     outputs: Outputs
+    assignments: Sequence[Progress[ItemT]]
+
+
+def consumer_options(connection: Connection, group: str) -> dict[str, Any]:
+    """What every consumer of ours has in common."""
+    classic: dict[str, Any] = {
+        "partition_assignment_strategy": "cooperative-sticky",
+        "session_timeout_ms": 6000,
+        "heartbeat_interval_ms": 1000,
+    }
+    return connection.confluent(
+        group_id=group,
+        group_protocol=connection.group_protocol,
+        enable_auto_commit=False,
+        # A group that lost its place must say so, not jump.
+        auto_offset_reset="error",
+        isolation_level="read_committed",
+        fetch_max_bytes=2 * MAX_MESSAGE_BYTES,
+        max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
+        queued_max_messages_kbytes=64 * 1024,
+        # When that much is waiting, fetching pauses; the default of a second would empty the queue.
+        fetch_queue_backoff_ms=10,
+        retry_backoff_ms=5,
+        **(classic if connection.group_protocol == "classic" else {}),
+    )
 
 
 class StatefulConsumer(Generic[ItemT]):
@@ -108,31 +133,11 @@ class StatefulConsumer(Generic[ItemT]):
         self._finished: deque[_Bundle[ItemT]] = deque()
         self._again: list[Work[ItemT]] = []
         self._transactions = Transactions(connection, transactional_id, patience, probe)
-        self._consumer = Consumer(self._options())
+        self._consumer = Consumer(consumer_options(connection, group))
         self._membership: object = None
         self._closing = False
         self._consumer.subscribe(
             [self._topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose
-        )
-
-    def _options(self) -> dict[str, Any]:
-        classic: dict[str, Any] = {
-            "partition_assignment_strategy": "cooperative-sticky",
-            "session_timeout_ms": 6000,
-            "heartbeat_interval_ms": 1000,
-        }
-        return self._connection.confluent(
-            group_id=self._group,
-            group_protocol=self._connection.group_protocol,
-            enable_auto_commit=False,
-            # A group that lost its place must say so, not jump.
-            auto_offset_reset="error",
-            isolation_level="read_committed",
-            fetch_max_bytes=2 * MAX_MESSAGE_BYTES,
-            max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
-            queued_max_messages_kbytes=64 * 1024,
-            retry_backoff_ms=5,
-            **(classic if self._connection.group_protocol == "classic" else {}),
         )
 
     def __enter__(self) -> Self:
@@ -155,14 +160,15 @@ class StatefulConsumer(Generic[ItemT]):
         if self._partitions and self._membership != self._consumer.consumer_group_metadata():
             self._renew_membership()
         self._pace()
-        works = self._again
-        self._again = []
-        for message in self._consumer.consume(BATCH, timeout if not works else 0):
-            work = self._receive(message)
-            if work is not None:
-                works.append(work)
-        self._advance()
-        return works
+        again, self._again = self._again, []
+        works = self._read(0 if again else timeout)
+        return again + works
+
+    def _read(self, timeout: float) -> list[Work[ItemT]]:
+        works: list[Work[ItemT]] = []
+        for message in self._consumer.consume(BATCH, timeout):
+            works += self._receive(message)
+        return works + self._advance()
 
     def _renew_membership(self) -> None:
         """Shows the broker who we are now, but only after we have heard what became of our
@@ -170,24 +176,21 @@ class StatefulConsumer(Generic[ItemT]):
         owned = [Place(self._topic, number) for number in self._partitions]
         self._consumer.pause(owned)
         membership = self._consumer.consumer_group_metadata()
-        for message in self._consumer.consume(BATCH, HEARING):
-            work = self._receive(message)  # of a partition that was assigned just now
-            if work is not None:
-                self._again.append(work)
+        self._again += self._read(HEARING)  # records of a partition that was assigned just now
         self._membership = membership
         for partition in self._partitions.values():
             partition.paused = False
         self._consumer.resume([place for place in owned if place.partition in self._partitions])
 
-    def _receive(self, message: Message) -> Work[ItemT] | None:
+    def _receive(self, message: Message) -> list[Work[ItemT]]:
         failure = message.error()
         if failure is not None:
             self._explain(failure)
-            return None
+            return []
         partition = self._partitions.get(_number(message.partition()))
         offset = _number(message.offset())
         if partition is None or offset < partition.position:
-            return None
+            return []
         partition.position = offset + 1
         if not partition.progress.live:
             self._probe("rebuilding")
@@ -195,7 +198,7 @@ class StatefulConsumer(Generic[ItemT]):
             record = self._codec.decode(message.value())
         except SchemaError as error:
             self._bury(partition, message, str(error))
-            return None
+            return []
         partition.limiter.good()
         return partition.progress.feed(Received(record, partition.progress.partition, offset))
 
@@ -230,15 +233,16 @@ class StatefulConsumer(Generic[ItemT]):
             raise Fatal(f"{self._topic} cannot be read: {error.str()}")
         log.warning("reading %s: %s", self._topic, error.str())
 
-    def _advance(self) -> None:
+    def _advance(self) -> list[Work[ItemT]]:
         """Takes over positions that lie behind transaction markers, which are no records."""
+        works: list[Work[ItemT]] = []
         places = [Place(self._topic, number) for number in self._partitions]
         for place in self._consumer.position(places) if places else ():
             partition = self._partitions[place.partition]
             # Before the first record the client answers with a negative number.
             partition.position = max(partition.position, place.offset)
-            if partition.position >= partition.progress.committed:
-                partition.progress.go_live()
+            works += partition.progress.reach(partition.position)
+        return works
 
     def _pace(self) -> None:
         """Pauses partitions whose open work must not grow, and resumes the others."""
@@ -258,11 +262,22 @@ class StatefulConsumer(Generic[ItemT]):
 
     # Finishing
 
-    def finish(self, works: Sequence[Work[ItemT]], outputs: Outputs) -> None:
+    def finish(
+        self,
+        works: Sequence[Work[ItemT]],
+        outputs: Outputs,
+        assignments: Sequence[Progress[ItemT]] = (),
+    ) -> None:
         """The works are done, and this is what they give; from any thread. All of it is committed in
         one transaction, or nothing. Outputs that name the offsets of their own transaction, as a
-        Decision does, are a function of them."""
-        self._finished.append(_Bundle(works, outputs))
+        Decision does, are a function of them. Outputs that depend on more than the works, such as on
+        groups that a Decision closes itself, name the assignments under which they were made."""
+        self._finished.append(_Bundle(works, outputs, assignments))
+
+    def assignment(self, partition: int) -> Progress[ItemT] | None:
+        """Under what we hold a partition now, if we do and its state is complete."""
+        state = self._partitions.get(partition)
+        return state.progress if state is not None and state.progress.live else None
 
     def commit(self) -> bool:
         """Commits what is finished and how far reading has come. False: nothing was committed this
@@ -271,8 +286,11 @@ class StatefulConsumer(Generic[ItemT]):
             return False
         bundles = self._take()
         done = [work for bundle in bundles for work in bundle.works]
-        offsets = self._offsets(done)
-        outputs = self._outputs(bundles, offsets)
+        held = self._offsets(done)
+        offsets = [
+            place for place in held if _saved(place) != self._partitions[place.partition].saved
+        ]
+        outputs = self._outputs(bundles, held)
         if not outputs and not offsets:
             return True
         if any(len(place.metadata or "") > MAX_TEXT for place in offsets):
@@ -288,38 +306,36 @@ class StatefulConsumer(Generic[ItemT]):
         return True
 
     def _take(self) -> list[_Bundle[ItemT]]:
-        """Bundles that can be committed now. Those with work of a lost assignment are void; what else
-        was in them is handed out again. Those of a partition that is being rebuilt wait."""
+        """Bundles that can be committed now. One that depends on a lost assignment is void; what else
+        was in it is handed out again."""
         ready: list[_Bundle[ItemT]] = []
-        waiting: list[_Bundle[ItemT]] = []
         count = 0
         while self._finished and count < MAX_OUTPUTS:
             bundle = self._finished.popleft()
-            ours = [work for work in bundle.works if self._is_ours(work)]
-            if len(ours) < len(bundle.works):
-                self._again.extend(ours)
-            elif all(work.assignment.live for work in ours):
+            needed = [*bundle.assignments, *(work.assignment for work in bundle.works)]
+            if all(self._is_ours(assignment) for assignment in needed):
                 ready.append(bundle)
                 count += 1 if callable(bundle.outputs) else len(bundle.outputs)
             else:
-                waiting.append(bundle)
-        self._finished.extendleft(reversed(waiting))
+                self._again += [work for work in bundle.works if self._is_ours(work.assignment)]
         return ready
 
-    def _is_ours(self, work: Work[ItemT]) -> bool:
-        partition = self._partitions.get(work.assignment.partition)
-        return partition is not None and partition.progress is work.assignment
+    def _is_ours(self, assignment: Progress[ItemT]) -> bool:
+        partition = self._partitions.get(assignment.partition)
+        return partition is not None and partition.progress is assignment
 
     def _offsets(self, done: Sequence[Work[ItemT]]) -> list[Place]:
-        """What the group will have, of the partitions in which something changes."""
-        places = []
-        for number, partition in self._partitions.items():
-            if not partition.progress.live:
-                continue
-            text = partition.progress.bookmark(partition.position, done).text()
-            if (partition.position, text) != partition.saved:
-                places.append(Place(self._topic, number, partition.position, text))
-        return places
+        """What the group will have of every partition whose state is complete."""
+        return [
+            Place(
+                self._topic,
+                number,
+                partition.position,
+                partition.progress.bookmark(partition.position, done).text(),
+            )
+            for number, partition in self._partitions.items()
+            if partition.progress.live
+        ]
 
     def _outputs(self, bundles: Iterable[_Bundle[ItemT]], offsets: Sequence[Place]) -> list[Output]:
         committed = [_partition_offsets(place) for place in offsets]
@@ -349,12 +365,14 @@ class StatefulConsumer(Generic[ItemT]):
         ]
 
     def skip(self, partition: int, offset: int) -> Range | None:
-        """Goes on at `offset` without reading what lies before it; gives the range left out."""
+        """Goes on at `offset` without reading what lies before it; gives the range left out. Only a
+        partition in which nothing is open can skip: what is open has a verdict to come."""
         state = self._partitions.get(partition)
         if state is None or not state.progress.live or state.position >= offset:
             return None
+        if state.progress.open or state.progress.assembler.oldest_open() is not None:
+            return None
         skipped = Range(partition=partition, first=state.position, end=offset)
-        state.progress.assembler.forget_before(offset)
         state.position = offset
         self._consumer.seek(Place(self._topic, partition, offset))
         return skipped

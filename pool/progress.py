@@ -7,7 +7,8 @@ moment `bookmark()` says how to get the same state back after a crash:
 * Records are read again from the rebuild offset (and a little before it, see `Assembler.memory`) up
   to the committed offset. Items completed there are handed out again only if the bookmark lists
   them; all others had their outputs committed together with that offset.
-* From the committed offset on the partition is live, and every completed item is handed out.
+* From the committed offset on the partition is live. What was listed is handed out then, not
+  before: records read again after an item was complete may still change it, as Feedback does.
 
 So each item's output is committed once, whatever the moment of the crash, as long as outputs and
 bookmark are committed together.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pool.bookmark import Bookmark
+from pool.errors import Fatal
 from schemas import Record
 
 
@@ -76,44 +78,46 @@ class Progress(Generic[ItemT]):
     committed: int
     start: Bookmark
     open: dict[int, Work[ItemT]] = field(default_factory=dict)
-    """Handed out, output not committed yet; by the offset that names the item."""
+    """Complete, output not committed yet; by the offset that names the item."""
     warm: bool = False
     """The rebuild offset is reached: what is closed is remembered, and nothing is open yet."""
     live: bool = False
     """The committed offset is reached."""
 
-    def __post_init__(self) -> None:
-        if self.read_from() >= self.committed:
-            self.go_live()
-
     def read_from(self) -> int:
         return max(0, self.start.rebuild - self.assembler.memory)
 
-    def feed(self, received: Received) -> Work[ItemT] | None:
-        if not self.live:
-            self._rebuild(received.offset)
+    def feed(self, received: Received) -> list[Work[ItemT]]:
+        """Takes the next record; gives the work that it makes ready."""
+        ready = [] if self.live else self._rebuild(received.offset)
         item = self.assembler.feed(received)
-        if item is None or not (self.live or received.offset in self.start.pending):
-            return None
-        work = Work(item, received.offset, self)
-        self.open[received.offset] = work
-        return work
+        if item is not None and (self.live or received.offset in self.start.pending):
+            work = self.open[received.offset] = Work(item, received.offset, self)
+            if self.live:
+                ready.append(work)
+        return ready
 
-    def go_live(self) -> None:
-        self._warm_up()
-        self.live = True
+    def reach(self, position: int) -> list[Work[ItemT]]:
+        """Nothing lies between the last record and `position`; gives the work that this makes
+        ready."""
+        return [] if self.live else self._rebuild(position)
 
-    def _rebuild(self, offset: int) -> None:
-        if offset >= self.start.rebuild:
-            self._warm_up()
-        if offset >= self.committed:
-            self.live = True
-
-    def _warm_up(self) -> None:
-        """What began before the rebuild offset was closed and done when the bookmark was written."""
-        if not self.warm:
+    def _rebuild(self, offset: int) -> list[Work[ItemT]]:
+        if offset >= self.start.rebuild and not self.warm:
+            # What began before was closed and done when the bookmark was written.
             self.warm = True
             self.assembler.forget_before(self.start.rebuild)
+        return self._go_live() if offset >= self.committed else []
+
+    def _go_live(self) -> list[Work[ItemT]]:
+        self.live = True
+        missing = [offset for offset in self.start.pending if offset not in self.open]
+        if missing:
+            raise Fatal(
+                f"partition {self.partition} holds no item at offset {missing[0]}, which was pending "
+                "when its offset was committed; was the topic or the version of this program changed?"
+            )
+        return list(self.open.values())
 
     def bookmark(self, position: int, done: Iterable[Work[ItemT]] = ()) -> Bookmark:
         """How to come back to `position` once the outputs of `done` are committed."""

@@ -75,6 +75,7 @@ class Life(Generic[ItemT]):
         start = Bookmark.parse(disk.text, disk.committed)
         self.progress = Progress(0, assembler, disk.committed, start)
         self.position = min(self.progress.read_from(), disk.committed)
+        self.progress.reach(self.position)
         self.working: list[Work[ItemT]] = []
         self.finished: list[Work[ItemT]] = []
 
@@ -93,14 +94,11 @@ class Life(Generic[ItemT]):
         ahead = [received for received in self.disk.log if received.offset >= self.position]
         for received in ahead[: amount % 8]:
             self.position = received.offset + 1
-            work = self.progress.feed(received)
-            if work is not None:
-                self.working.append(work)
+            self.working += self.progress.feed(received)
         if amount & 8:
             rest = (received.offset for received in ahead[amount % 8 :])
             self.position = max(self.position, next(rest, self.position))
-        if not self.progress.live and self.position >= self.progress.committed:
-            self.progress.go_live()
+        self.working += self.progress.reach(self.position)
 
     def finish(self, bits: int) -> None:
         self.finished += chosen(self.working, bits)

@@ -35,6 +35,7 @@ class Decider:
         self._rules = rules
         self._max_age = max_age
         self._assemblers: dict[int, GroupAssembler] = {}
+        self._waiting: list[Work[Item]] = []
         self._codec = connection.codec()
         self.consumer: StatefulConsumer[Item] = StatefulConsumer(
             connection,
@@ -47,37 +48,45 @@ class Decider:
         )
 
     def _assembler(self, partition: int) -> GroupAssembler:
-        decided = self._ledger.decided(partition)
-        self._assemblers[partition] = GroupAssembler(self._rules, decided)
+        self._assemblers[partition] = GroupAssembler(
+            self._rules, self._ledger.decided(partition), self._ledger.others()
+        )
         return self._assemblers[partition]
 
     def turn(self) -> None:
         """Reads once; decides what is there."""
-        works = self.consumer.poll()
-        if works:
-            self._decide(works)
-        else:
+        works = [*self._waiting, *self.consumer.poll()]
+        self._waiting = []
+        if not works:
             self.consumer.commit()
+            return
+        written = self._decide(works)
+        while not self.consumer.commit():
+            # Refused for now. It is the only member of its group, so nothing becomes void.
+            self._waiting += self.consumer.poll()
+        self._settle(works, written[0])
 
-    def _decide(self, works: Sequence[Work[Item]]) -> None:
+    def _decide(self, works: Sequence[Work[Item]]) -> list[Decision]:
+        """Hands a Decision on the works to the consumer; the list holds it once it is written."""
         groups = [self._judge(w.item) for w in works if isinstance(w.item, Group)]
         others = [w.item.member() for w in works if isinstance(w.item, Outsider)]
         written: list[Decision] = []
 
-        def decision(offsets: Sequence[PartitionOffsets]) -> list[Output]:
+        def outputs(offsets: Sequence[PartitionOffsets]) -> list[Output]:
             written[:] = [self._decision(groups, others, offsets)]
             value = self._codec.encode(written[0])
             return [Output(self._connection.topic_name(LEDGER), "run", value)]
 
-        self.consumer.finish(works, decision)
-        while not self.consumer.commit():
-            # The works of a partition that was lost meanwhile come again from its next owner.
-            self.consumer.poll()
-        self._ledger.add(written[0])
+        self.consumer.finish(works, outputs)
+        return written
+
+    def _settle(self, works: Sequence[Work[Item]], decision: Decision) -> None:
+        self._ledger.add(decision)
+        committed = {at.partition: at.committed for at in decision.offsets}
         for work in works:
             if isinstance(work.item, Group):
-                assembler = self._assemblers[work.assignment.partition]
-                assembler.decide(work.item, work.offset)
+                partition = work.assignment.partition
+                self._assemblers[partition].decide(work.item, committed[partition])
 
     def _decision(
         self,

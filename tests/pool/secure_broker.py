@@ -47,7 +47,9 @@ def secure_broker(directory: Path) -> Iterator[SecureBroker]:
     (directory / PROPERTIES).write_text("".join(lines))
     _format(directory)
     with (directory / "broker.log").open("w") as log:
-        process = subprocess.Popen(_java("kafka.Kafka", PROPERTIES), cwd=directory, stdout=log)
+        process = subprocess.Popen(
+            _java("kafka.Kafka", PROPERTIES), cwd=directory, stdout=log, stderr=log
+        )
     try:
         # Nothing listens at first, which is no news; the answer comes as soon as something does.
         admin = AdminClient({"bootstrap.servers": broker.plaintext, "log_level": 0})

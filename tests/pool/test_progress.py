@@ -1,9 +1,11 @@
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pool.bookmark import Bookmark
+from pool.errors import Fatal
 from pool.progress import Progress, Received
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
 from tests.pool.crashes import TAPES, Tape, play_rewards, play_trainer, random_tape
@@ -14,13 +16,17 @@ from tests.pool.records import at, end, log, run_of, step
 def progress(
     committed: int = 0, start: Bookmark | None = None, memory: int = 5
 ) -> Progress[Trajectory | Stray]:
-    return Progress(0, TrajectoryAssembler(memory), committed, start or Bookmark(committed))
+    assembler = TrajectoryAssembler(memory)
+    reading: Progress[Trajectory | Stray] = Progress(
+        0, assembler, committed, start or Bookmark(committed)
+    )
+    reading.reach(reading.read_from())
+    return reading
 
 
 def feed(reading: Progress[Trajectory | Stray], received: list[Received]) -> list[int]:
     """The offsets that name the items which are handed out."""
-    works = (reading.feed(one) for one in received)
-    return [work.offset for work in works if work is not None]
+    return [work.offset for one in received for work in reading.feed(one)]
 
 
 # Live
@@ -37,8 +43,7 @@ def test_an_item_is_named_by_the_offset_of_the_record_that_completed_it() -> Non
 def test_with_nothing_open_a_rebuild_begins_at_the_position() -> None:
     reading = progress()
     assert reading.bookmark(0) == Bookmark(0)
-    work = reading.feed(at(7, end(steps=0)))
-    assert work is not None
+    (work,) = reading.feed(at(7, end(steps=0)))
     assert reading.bookmark(9, [work]) == Bookmark(9)
 
 
@@ -57,9 +62,7 @@ def test_a_rebuild_begins_at_the_first_record_of_an_item_that_waits_for_its_outp
 def test_an_item_is_pending_until_its_output_is_committed() -> None:
     reading = progress()
     works = [reading.feed(received) for received in log(*run_of("t1"), *run_of("t2"))]
-    first, second = works[1], works[3]
-    assert first is not None
-    assert second is not None
+    first, second = [work for ready in works for work in ready]
     assert reading.bookmark(4) == Bookmark(0, (1, 3))
     assert reading.bookmark(4, [second]) == Bookmark(0, (1,))
     reading.close([second])
@@ -95,23 +98,34 @@ def test_a_rebuild_ends_when_the_position_reaches_the_committed_offset() -> None
     reading = progress(6, Bookmark(0))
     feed(reading, log(*run_of("t1"), step("a", "t2")))
     assert not reading.live
-    reading.go_live()  # nothing but transaction markers up to the committed offset
+    reading.reach(6)  # nothing but transaction markers up to the committed offset
     assert reading.live
     assert feed(reading, [at(8, end("t2"))]) == [8]
+
+
+def test_a_pending_item_waits_until_everything_is_read_again_that_may_change_it() -> None:
+    reading = progress(3, Bookmark(0, (1,)))
+    records = log(*run_of("t1"), step("a", "t2"), step("b", "t2"))
+    assert [len(reading.feed(received)) for received in records] == [0, 0, 0, 1]
+
+
+def test_a_pending_item_that_the_log_no_longer_gives_stops_the_reader() -> None:
+    reading = progress(3, Bookmark(0, (2,)))
+    with pytest.raises(Fatal, match="holds no item at offset 2"):
+        feed(reading, log(*run_of("t1"), step("a", "t2"), step("b", "t2")))
 
 
 def test_what_began_before_the_rebuild_offset_was_done() -> None:
     reading = progress(4, Bookmark(2), memory=5)
     feed(reading, log(step("a", "t1"), step("b", "t2"), step("c", "t3"), step("d", "t2")))
-    reading.go_live()
+    reading.reach(4)
     assert reading.bookmark(4).rebuild == 2
 
 
 def test_what_ended_before_the_rebuild_offset_is_still_known_to_have_ended() -> None:
     reading = progress(4, Bookmark(4), memory=5)
     feed(reading, log(*run_of("t1"), step("x", "t2"), end("t2")))
-    work = reading.feed(at(4, step("late", "t1")))
-    assert work is not None
+    (work,) = reading.feed(at(4, step("late", "t1")))
     assert isinstance(work.item, Stray)
     assert work.item.verdict == "late"
 

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pool.producer import Output, Producer
 from pool.reader import open_topic
 from pool.topics import REWARDED, STEPS, TOPICS
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.transaction import CALL_TIMEOUT
 from tests.pool.certificates import Authority
 from tests.pool.log import identity, records, until, write
 from tests.pool.records import end, step
@@ -58,7 +60,7 @@ PLAINTEXT = {"security_protocol": "PLAINTEXT", "ssl_ca": None, **NO_LOGIN}
 
 def mutual(broker: SecureBroker, **changes: Any) -> dict[str, Any]:
     usual = {"bootstrap": broker.ssl, "security_protocol": "SSL", **NO_LOGIN}
-    return settings(broker, **usual, **changes)
+    return settings(broker, **(usual | changes))
 
 
 def environment(given: dict[str, Any], folder: Path) -> dict[str, str]:
@@ -71,7 +73,7 @@ def environment(given: dict[str, Any], folder: Path) -> dict[str, str]:
     return variables
 
 
-def copy(connection: Connection) -> None:
+def copy(connection: Connection, patience: float = 30) -> None:
     """Copies what `steps` holds to `rewarded`, in transactions."""
     codec = connection.codec()
     with StatefulConsumer[Trajectory | Stray](
@@ -81,7 +83,7 @@ def copy(connection: Connection) -> None:
         transactional_id=f"{connection.topic_prefix}copy",
         assembler=lambda partition: TrajectoryAssembler(),
         codec=codec,
-        patience=10,
+        patience=patience,
     ) as consumer:
 
         def turn() -> None:
@@ -254,13 +256,18 @@ def test_commands_tell_it_in_one_sentence(
 
 @pytest.mark.parametrize("what", ["password", "authority", "no TLS"])
 def test_every_client_tells_the_same_within_its_time(
-    broker: SecureBroker, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+    broker: SecureBroker,
+    tmp_path: Path,
+    what: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(topics, "TIMEOUT", 2)
     caplog.set_level(logging.DEBUG)
     connection = Connection(**wrong(broker, what, tmp_path))
     kind: type[PoolError] = AccessRefused if what in REFUSED else BrokerUnavailable
     sentence = REFUSED.get(what, "check security_protocol, which is PLAINTEXT")
-    for client, limit in ((send, 3), (copy, 15), (read, topics.TIMEOUT)):
+    for client, limit in ((send, 2), (partial(copy, patience=1), CALL_TIMEOUT), (read, 2)):
         begun = time.monotonic()
         with pytest.raises(kind, match=f"{sentence}$"):
             client(connection)
