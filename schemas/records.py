@@ -190,8 +190,7 @@ class Registration(Record, frozen=True, kw_only=True):
     metadata: Json = "{}"
     group_size: int | None = None
     deadline: int | None = None
-    partition: int
-    first_offset: int
+    begins: Position
     status: Status | None = None
     created_at: int = 0
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 from aiokafka import ConsumerRecord
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from pool.connection import Connection
 from pool.errors import PoolError
@@ -41,10 +41,12 @@ class CatSettings(Connection):
 
     @field_validator("topic")
     @classmethod
-    def _known_topic(cls, topic: str) -> str:
-        if topic not in TOPICS:
+    def _known_topic(cls, topic: str, info: ValidationInfo) -> str:
+        """With or without the prefix, as Kafka's own tools show it."""
+        name = topic.removeprefix(info.data.get("topic_prefix", ""))
+        if name not in TOPICS:
             raise ValueError(f"there is no topic {topic!r}; choose one of {', '.join(TOPICS)}")
-        return topic
+        return name
 
     @field_validator("from_", mode="before")
     @classmethod
@@ -124,9 +126,7 @@ async def _line(
     except SchemaError as error:
         return {"type": "undecodable", **place, "reason": str(error), "value": message.value.hex()}
     fields = await _fields(record, message, history, tokenizer)
-    # A Registration has a partition of its own, which is not where it lies.
-    apart = {f"record.{name}" if name in place else name: fields[name] for name in fields}
-    return {"type": type(record).__name__, **place, **apart}
+    return {"type": type(record).__name__, **place, **fields}
 
 
 def _text(value: bytes | None) -> str | None:

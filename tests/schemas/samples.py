@@ -131,8 +131,7 @@ FULL: list[Record] = [
         metadata='{"answer": "42"}',
         group_size=8,
         deadline=1_800_000_000_000,
-        partition=3,
-        first_offset=2**40,
+        begins=SOURCE,
         status="completed",
         created_at=1,
     ),
@@ -203,7 +202,9 @@ MINIMAL: list[Record] = [
     Feedback(feedback_id="f", trajectory_uid="t", prompt_uid="p", run="r", reward=0.0),
     StepNote(note_id="n", step_id="s", trajectory_uid="t", prompt_uid="p", run="r", delivered=True),
     ScoredGroup(group_uid="g", prompt_uid="p", run="r", sequence=0, tokens=[], masks=[], scores=[]),
-    Registration(trajectory_uid="t", prompt_uid="p", run="r", partition=0, first_offset=0),
+    Registration(
+        trajectory_uid="t", prompt_uid="p", run="r", begins=Position(partition=0, offset=0)
+    ),
     PolicyVersion(run="r", incarnation=1, version=0, phase="started"),
     Decision(run="r", incarnation=1, sequence=1),
     Outcome(run="r", incarnation=1, sequence=1, version=1),

@@ -21,8 +21,9 @@ from pool.connection import Connection
 from pool.producer import producer_options
 from pool.reader import Reader
 from pool.topics import STEPS, TRAJECTORIES
-from schemas import Codec, Record, Registration
+from schemas import Codec, Position, Record, Registration
 from steplog import local_kafka
+from steplog.cat import CatSettings
 from tests.pool.records import step
 from tests.pool.written import conversation
 from tests.steplog.command import STEPLOG, reaching, steplog
@@ -155,15 +156,14 @@ def test_a_limit_is_kept(log: Connection) -> None:
 
 def test_headers_and_a_registration_keep_their_own_values(log: Connection) -> None:
     where = Registration(
-        trajectory_uid="t", prompt_uid="p", run="r", partition=77, first_offset=2**40
+        trajectory_uid="t", prompt_uid="p", run="r", begins=Position(partition=77, offset=2**40)
     )
     headers = [("trace", b"abc"), ("empty", None)]
     now = datetime.now(UTC)  # this topic forgets what is older than a week
     write(log, "t", where, now, TRAJECTORIES, headers)
     (line,) = cat(log, topic=TRAJECTORIES)
     assert line["partition"] == partition_of("t")
-    assert line["record.partition"] == 77
-    assert line["first_offset"] == 2**40
+    assert line["begins"] == {"partition": 77, "offset": 2**40}
     assert line["headers"] == {"trace": "abc", "empty": None}
 
 
@@ -272,3 +272,8 @@ def test_what_cannot_be_shown_is_one_sentence(connection: Connection) -> None:
         "steplog: --from cannot be used: it is neither an offset nor a time like"
         " 2030-01-31T12:00:00Z\n"
     )
+
+
+def test_a_topic_may_be_named_with_its_prefix() -> None:
+    assert CatSettings(topic="steplog.steps").topic == "steps"
+    assert CatSettings(topic="mine.steps", topic_prefix="mine.").topic == "steps"
