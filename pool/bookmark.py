@@ -3,7 +3,7 @@
 The committed offset is the next record to process, so that consumer lag stays true. The commit's
 metadata, at most 4 KiB of text, says the rest:
 
-    1 <rebuild offset> <pending items, as base64 of varints>
+    1 <rebuild offset> <pending items, as base64 of varints> [<mark of the transaction>]
 
 The rebuild offset is the oldest record that open state needs. A pending item lies below the
 committed offset and its output is not committed yet; it is named by the offset of the record that
@@ -12,13 +12,16 @@ completed it. Everything else completed below the committed offset is done.
 
 import base64
 import binascii
+import secrets
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pool.errors import Fatal
 
-MAX_TEXT = 4095
-"""A broker refuses 4,096 bytes of metadata, and the whole transaction with them."""
+MARK_BYTES = 4
+MAX_TEXT = 4095 - (1 + 2 * MARK_BYTES)
+"""A broker refuses 4,096 bytes of metadata, and the whole transaction with them; the mark must fit
+too."""
 FORMAT = "1"
 
 
@@ -37,7 +40,7 @@ class Bookmark(NamedTuple):
         if not text:
             return cls(committed)
         try:
-            form, rebuild, packed = text.split(" ")
+            form, rebuild, packed = unmarked(text).split(" ")
             if form != FORMAT:
                 raise ValueError(form)
             offset = int(rebuild)
@@ -53,6 +56,16 @@ class Bookmark(NamedTuple):
                 f"the commit at offset {committed} carries metadata that this version does not "
                 f"read ({text[:40]!r}); is another program using this consumer group?"
             ) from error
+
+
+def marked(text: str | None) -> str:
+    """With a mark by which this commit is told from an equal one: after a time-out, the offsets that
+    the group has tell whether our transaction took place."""
+    return f"{text or ''} {secrets.token_hex(MARK_BYTES)}"
+
+
+def unmarked(text: str) -> str:
+    return " ".join(text.split(" ")[:3])
 
 
 def _deltas(start: int, offsets: Iterable[int]) -> Iterator[int]:

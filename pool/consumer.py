@@ -30,41 +30,26 @@ from typing import Any, Generic, Self
 from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as Place
 
-from pool.bookmark import MAX_TEXT, Bookmark
+from pool.bookmark import MAX_TEXT
 from pool.connection import MAX_MESSAGE_BYTES, Connection
-from pool.dead_letters import Letter, PoisonLimiter
 from pool.errors import Fatal, OffsetLost
+from pool.partition import Partition, offsets_of, saved_at
 from pool.producer import Output
-from pool.progress import Assembler, ItemT, Progress, Received, Work
+from pool.progress import Assembler, ItemT, Progress, Work
 from pool.topics import DEAD_LETTERS
 from pool.transaction import Aborted, Transactions, read_offsets
-from schemas import Codec, PartitionOffsets, Range, SchemaError
+from schemas import Codec, PartitionOffsets, Range
 
 log = logging.getLogger(__name__)
 
 BATCH = 500
 """Records that one poll takes at most."""
-FULL_TEXT = MAX_TEXT // 2
-"""A partition pauses when its bookmark is this long: one more batch must still fit."""
 HEARING = 0.05
 """Seconds for which we listen for rebalances before we show a new membership."""
 MAX_OUTPUTS = 5_000
 """Records of one transaction, more or less: it must be over long before it times out."""
 
 Outputs = Sequence[Output] | Callable[[Sequence[PartitionOffsets]], Sequence[Output]]
-
-
-@dataclass(slots=True)
-class _Partition(Generic[ItemT]):
-    """One assigned partition: its progress and what of it waits for the next transaction."""
-
-    progress: Progress[ItemT]
-    limiter: PoisonLimiter
-    saved: tuple[int, str | None]
-    """Offset and metadata as the group has them."""
-    position: int
-    dead: list[Output]
-    paused: bool = False
 
 
 @dataclass(slots=True)
@@ -129,10 +114,10 @@ class StatefulConsumer(Generic[ItemT]):
         self._max_waiting = max_waiting
         self._patience = patience
         self._probe = probe
-        self._partitions: dict[int, _Partition[ItemT]] = {}
+        self._partitions: dict[int, Partition[ItemT]] = {}
         self._finished: deque[_Bundle[ItemT]] = deque()
         self._again: list[Work[ItemT]] = []
-        self._transactions = Transactions(connection, transactional_id, patience, probe)
+        self._transactions = Transactions(connection, group, transactional_id, patience, probe)
         self._consumer = Consumer(consumer_options(connection, group))
         self._membership: object = None
         self._closing = False
@@ -173,7 +158,7 @@ class StatefulConsumer(Generic[ItemT]):
     def _renew_membership(self) -> None:
         """Shows the broker who we are now, but only after we have heard what became of our
         partitions: word of their loss waits in line behind records that were fetched before."""
-        owned = [Place(self._topic, number) for number in self._partitions]
+        owned = [partition.here() for partition in self._partitions.values()]
         self._consumer.pause(owned)
         membership = self._consumer.consumer_group_metadata()
         self._again += self._read(HEARING)  # records of a partition that was assigned just now
@@ -187,42 +172,12 @@ class StatefulConsumer(Generic[ItemT]):
         if failure is not None:
             self._explain(failure)
             return []
-        partition = self._partitions.get(_number(message.partition()))
-        offset = _number(message.offset())
-        if partition is None or offset < partition.position:
-            return []
-        partition.position = offset + 1
+        partition = self._partitions.get(message.partition() or 0)
+        if partition is None:
+            return []  # fetched before we lost it
         if not partition.progress.live:
             self._probe("rebuilding")
-        try:
-            record = self._codec.decode(message.value())
-        except SchemaError as error:
-            self._bury(partition, message, str(error))
-            return []
-        partition.limiter.good()
-        return partition.progress.feed(Received(record, partition.progress.partition, offset))
-
-    def _bury(self, partition: _Partition[ItemT], message: Message, reason: str) -> None:
-        partition.limiter.bad(reason)
-        if _number(message.offset()) >= partition.progress.committed:
-            letter = Letter(
-                topic=self._topic,
-                partition=partition.progress.partition,
-                offset=_number(message.offset()),
-                key=_bytes(message.key()),
-                value=message.value(),
-                headers=_headers(message),
-                timestamp=message.timestamp()[1],
-            )
-            partition.dead.append(self._dead_letter(letter, reason))
-
-    def _dead_letter(self, letter: Letter, reason: str) -> Output:
-        return Output(
-            self._connection.topic_name(DEAD_LETTERS),
-            letter.key,
-            letter.value,
-            letter.headers_with(self._group, reason),
-        )
+        return partition.receive(message, self._codec)
 
     def _explain(self, error: KafkaError) -> None:
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
@@ -234,31 +189,22 @@ class StatefulConsumer(Generic[ItemT]):
         log.warning("reading %s: %s", self._topic, error.str())
 
     def _advance(self) -> list[Work[ItemT]]:
-        """Takes over positions that lie behind transaction markers, which are no records."""
-        works: list[Work[ItemT]] = []
-        places = [Place(self._topic, number) for number in self._partitions]
-        for place in self._consumer.position(places) if places else ():
-            partition = self._partitions[place.partition]
-            # Before the first record the client answers with a negative number.
-            partition.position = max(partition.position, place.offset)
-            works += partition.progress.reach(partition.position)
-        return works
+        places = [partition.here() for partition in self._partitions.values()]
+        return [
+            work
+            for place in (self._consumer.position(places) if places else ())
+            for work in self._partitions[place.partition].advance(place.offset)
+        ]
 
     def _pace(self) -> None:
         """Pauses partitions whose open work must not grow, and resumes the others."""
         crowded = sum(len(p.progress.open) for p in self._partitions.values()) >= self._max_waiting
-        for number, partition in self._partitions.items():
-            full = crowded or self._is_full(partition)
+        for partition in self._partitions.values():
+            full = crowded or partition.is_full()
             if full != partition.paused:
                 partition.paused = full
                 act = self._consumer.pause if full else self._consumer.resume
-                act([Place(self._topic, number)])
-
-    def _is_full(self, partition: _Partition[ItemT]) -> bool:
-        # Two bytes name most items; only a partition that may be full is worth the exact answer.
-        if len(partition.progress.open) * 2 < FULL_TEXT // 4:
-            return False
-        return len(partition.progress.bookmark(partition.position).text()) > FULL_TEXT
+                act([partition.here()])
 
     # Finishing
 
@@ -286,24 +232,24 @@ class StatefulConsumer(Generic[ItemT]):
             return False
         bundles = self._take()
         done = [work for bundle in bundles for work in bundle.works]
-        held = self._offsets(done)
-        offsets = [
-            place for place in held if _saved(place) != self._partitions[place.partition].saved
-        ]
-        outputs = self._outputs(bundles, held)
-        if not outputs and not offsets:
+        offsets = [p.commit(done) for p in self._partitions.values() if p.progress.live]
+        outputs = self._outputs(bundles, offsets)
+        if not outputs and not any(self._is_news(place) for place in offsets):
             return True
         if any(len(place.metadata or "") > MAX_TEXT for place in offsets):
             self._finished.extendleft(reversed(bundles))
             return False
         try:
-            self._transactions.commit(self._consumer, self._membership, outputs, offsets)
+            self._transactions.commit(self._membership, outputs, offsets)
         except Aborted as aborted:
             log.warning("transaction of %s aborted: %s", self._group, aborted)
             self._finished.extendleft(reversed(bundles))
             return False
         self._settle(done, offsets)
         return True
+
+    def _is_news(self, place: Place) -> bool:
+        return saved_at(place) != self._partitions[place.partition].saved
 
     def _take(self) -> list[_Bundle[ItemT]]:
         """Bundles that can be committed now. One that depends on a lost assignment is void; what else
@@ -324,35 +270,23 @@ class StatefulConsumer(Generic[ItemT]):
         partition = self._partitions.get(assignment.partition)
         return partition is not None and partition.progress is assignment
 
-    def _offsets(self, done: Sequence[Work[ItemT]]) -> list[Place]:
-        """What the group will have of every partition whose state is complete."""
-        return [
-            Place(
-                self._topic,
-                number,
-                partition.position,
-                partition.progress.bookmark(partition.position, done).text(),
-            )
-            for number, partition in self._partitions.items()
-            if partition.progress.live
-        ]
-
-    def _outputs(self, bundles: Iterable[_Bundle[ItemT]], offsets: Sequence[Place]) -> list[Output]:
-        committed = [_partition_offsets(place) for place in offsets]
-        outputs = [
-            output
-            for bundle in bundles
-            for output in (
-                bundle.outputs(committed) if callable(bundle.outputs) else bundle.outputs
-            )
-        ]
-        return outputs + [letter for p in self._partitions.values() for letter in p.dead]
+    def _outputs(self, bundles: Iterable[_Bundle[ItemT]], places: Iterable[Place]) -> list[Output]:
+        offsets = [offsets_of(place) for place in places]
+        outputs: list[Output] = []
+        for bundle in bundles:
+            outputs += bundle.outputs(offsets) if callable(bundle.outputs) else bundle.outputs
+        topic = self._connection.topic_name(DEAD_LETTERS)
+        for partition in self._partitions.values():
+            for letter, reason in partition.dead:
+                headers = letter.headers_with(self._group, reason)
+                outputs.append(Output(topic, letter.key, letter.value, headers))
+        return outputs
 
     def _settle(self, done: Iterable[Work[ItemT]], offsets: Iterable[Place]) -> None:
         for work in done:
             work.assignment.close([work])
         for place in offsets:
-            self._partitions[place.partition].saved = (place.offset, place.metadata)
+            self._partitions[place.partition].saved = saved_at(place)
         for partition in self._partitions.values():
             partition.dead.clear()
 
@@ -360,7 +294,7 @@ class StatefulConsumer(Generic[ItemT]):
         """What the group has of our partitions: how far they are committed, and from where they
         would be rebuilt."""
         return [
-            _partition_offsets(Place(self._topic, number, *partition.saved))
+            offsets_of(Place(self._topic, number, *partition.saved))
             for number, partition in self._partitions.items()
         ]
 
@@ -368,9 +302,9 @@ class StatefulConsumer(Generic[ItemT]):
         """Goes on at `offset` without reading what lies before it; gives the range left out. Only a
         partition in which nothing is open can skip: what is open has a verdict to come."""
         state = self._partitions.get(partition)
-        if state is None or not state.progress.live or state.position >= offset:
+        if state is None or state.position >= offset:
             return None
-        if state.progress.open or state.progress.assembler.oldest_open() is not None:
+        if not (state.progress.live and state.is_idle()):
             return None
         skipped = Range(partition=partition, first=state.position, end=offset)
         state.position = offset
@@ -392,19 +326,9 @@ class StatefulConsumer(Generic[ItemT]):
     def _load(self, place: Place) -> int:
         """Begins the partition from what the group has; gives the offset to read from."""
         low, _ = self._consumer.get_watermark_offsets(place, timeout=self._patience)
-        committed = place.offset if place.offset >= 0 else low
-        bookmark = Bookmark.parse(place.metadata if place.offset >= 0 else None, committed)
-        if bookmark.rebuild < low:
-            raise OffsetLost(
-                f"{self._topic}[{place.partition}] begins at offset {low}, and open state needs the "
-                f"records from {bookmark.rebuild} on: retention has deleted them"
-            )
-        progress = Progress(place.partition, self._assembler(place.partition), committed, bookmark)
-        start = max(low, min(progress.read_from(), committed))
-        self._partitions[place.partition] = _Partition(
-            progress, PoisonLimiter(), _saved(place), start, []
-        )
-        return start
+        partition = Partition.load(place, low, self._assembler(place.partition))
+        self._partitions[place.partition] = partition
+        return partition.position
 
     def _revoke(self, consumer: Consumer, places: list[Place]) -> None:
         """What is finished is still ours to commit; what is not, the next owner does again."""
@@ -432,26 +356,3 @@ class StatefulConsumer(Generic[ItemT]):
         """Commits what is finished and leaves the group, which gives its partitions on at once."""
         self._closing = True
         self._consumer.close()
-
-
-def _partition_offsets(place: Place) -> PartitionOffsets:
-    rebuild = Bookmark.parse(place.metadata, place.offset).rebuild
-    return PartitionOffsets(partition=place.partition, committed=place.offset, rebuild=rebuild)
-
-
-def _saved(place: Place) -> tuple[int, str | None]:
-    return place.offset, place.metadata
-
-
-def _number(value: int | None) -> int:
-    assert value is not None
-    return value
-
-
-def _headers(message: Message) -> list[tuple[str, bytes]]:
-    pairs: Any = message.headers() or ()
-    return [(name, _bytes(value) or b"") for name, value in pairs]
-
-
-def _bytes(value: Any) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value

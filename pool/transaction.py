@@ -6,23 +6,29 @@ Every attempt ends in one of three ways, and the caller always knows which:
 * it is not, and the same outputs may go into the next one (`Aborted`);
 * another process owns the transactional id, and this one must stop (`Fenced`).
 
-When the broker does not say (a time-out while committing), the producer is made anew under the same
-id, which ends the old transaction one way or the other, and the group's offsets tell which way: they
-are part of it. Going on with the old producer could finish a later transaction by mistake
-(KAFKA-17754).
+When nobody says (a time-out while committing, or a call that does not return), the producer is made
+anew under the same id, which ends the old transaction one way or the other, and the group's offsets
+tell which way: they are part of it. Going on with the old producer could finish a later transaction
+by mistake (KAFKA-17754).
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as ConfluentProducer
 
+from pool.bookmark import marked
 from pool.connection import Connection
 from pool.errors import BrokerUnavailable, Fenced, Retryable
 from pool.producer import Output, producer_options
 from pool.troubles import Troubles
+
+log = logging.getLogger(__name__)
 
 TRANSACTION_TIMEOUT = 10.0
 """A killed process's open transaction blocks every reader for this long."""
@@ -43,11 +49,13 @@ class Transactions:
     def __init__(
         self,
         connection: Connection,
+        group: str,
         transactional_id: str,
         patience: float,
         probe: Callable[[str], None],
     ) -> None:
         self._connection = connection
+        self._group = group
         self._id = transactional_id
         self._patience = patience
         self._probe = probe
@@ -55,17 +63,20 @@ class Transactions:
 
     def commit(
         self,
-        consumer: Consumer,
         membership: object,
         outputs: Iterable[Output],
         offsets: Sequence[TopicPartition],
     ) -> None:
         """Raises `Aborted` or `Fenced` when the transaction did not take place."""
+        ours = [
+            TopicPartition(at.topic, at.partition, at.offset, marked(at.metadata)) for at in offsets
+        ]
         try:
-            self._attempt(membership, outputs, offsets)
+            self._attempt(membership, outputs, ours)
         except _InDoubt as doubt:
+            log.warning("transaction of %s is in doubt: %s", self._id, doubt)
             self._producer = self._begin_anew()
-            if not self._is_committed(consumer, offsets):
+            if not self._is_committed(ours):
                 raise Aborted(f"the broker did not finish the transaction: {doubt}") from doubt
 
     def abandon(self) -> None:
@@ -107,7 +118,7 @@ class Transactions:
         deadline = time.monotonic() + TRANSACTION_TIMEOUT
         while True:
             try:
-                return step(*arguments)
+                return _within(TRANSACTION_TIMEOUT, step, *arguments)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 if error.fatal():
@@ -151,13 +162,37 @@ class Transactions:
                         error,
                     ) from failure
 
-    def _is_committed(self, consumer: Consumer, offsets: Sequence[TopicPartition]) -> bool:
-        asked = [TopicPartition(o.topic, o.partition) for o in offsets]
-        found = {tp.partition: tp for tp in read_offsets(consumer, asked, self._patience)}
+    def _is_committed(self, offsets: Sequence[TopicPartition]) -> bool:
+        # A consumer of its own, since the one that reads may be closing and answers nothing then.
+        reader = Consumer(self._connection.confluent(group_id=self._group))
+        asked = [TopicPartition(at.topic, at.partition) for at in offsets]
+        found = {at.partition: at for at in read_offsets(reader, asked, self._patience)}
+        reader.close()
         return all(
-            (found[o.partition].offset, found[o.partition].metadata) == (o.offset, o.metadata)
-            for o in offsets
+            (found[at.partition].offset, found[at.partition].metadata) == (at.offset, at.metadata)
+            for at in offsets
         )
+
+
+def _within(seconds: float, step: Callable[..., None], *arguments: object) -> None:
+    """Runs a call of the client, which may never return although it was given a time-out: librdkafka
+    loses its group coordinator so (issues 5456 and 5511). The thread is left behind with it then."""
+    answers: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            step(*arguments)
+            answers.put(None)
+        except BaseException as error:
+            answers.put(error)
+
+    Thread(target=run, name="transaction", daemon=True).start()
+    try:
+        error = answers.get(timeout=seconds)
+    except Empty:
+        raise _InDoubt(f"the client did not return for {seconds:g} s") from None
+    if error is not None:
+        raise error
 
 
 def read_offsets(

@@ -8,6 +8,8 @@ ends it cleanly.
 """
 
 import argparse
+import faulthandler
+import logging
 import os
 import random
 import signal
@@ -99,6 +101,8 @@ def main() -> None:
     parser.add_argument("--die-after", type=int, default=1)
     parser.add_argument("--busy", type=float, default=0.0, help="seconds between two polls")
     arguments = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.INFO)
+    faulthandler.register(signal.SIGUSR1)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     probe = suicide(arguments.die_at, arguments.die_after)

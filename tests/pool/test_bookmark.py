@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pool.bookmark import MAX_TEXT, Bookmark
+from pool.bookmark import MAX_TEXT, Bookmark, marked, unmarked
 from pool.errors import Fatal
 
 OFFSETS = st.integers(0, 2**62)
@@ -39,7 +39,7 @@ def test_empty_text_is_an_offset_that_an_operator_moved(text: str | None) -> Non
         "hello",
         "1",
         "1 5",
-        "1 5 AA== AA==",
+        "1 5 AA=X AA==",
         "2 5 ",  # a format of the future
         "1 five ",
         "1 -5 ",
@@ -71,11 +71,11 @@ def test_no_text_fails_in_another_way(text: str, committed: int) -> None:
 @pytest.mark.parametrize(
     ("distance", "fit"),
     [
-        # 4,095 less "1 ", a rebuild offset of 7 digits and " " leaves 4,085 characters of base64:
-        # 1,021 times four characters for three bytes.
-        (127, 3_063),  # 1 byte each
-        (128, 1_531),  # 2 bytes each
-        (16_384, 1_021),  # 3 bytes each
+        # 4,095 less a mark of 9, "1 ", a rebuild offset of 7 digits and " " leaves 4,076 characters
+        # of base64: 1,019 times four characters for three bytes.
+        (127, 3_057),  # 1 byte each
+        (128, 1_528),  # 2 bytes each
+        (16_384, 1_019),  # 3 bytes each
     ],
 )
 def test_how_many_pending_items_fit(distance: int, fit: int) -> None:
@@ -99,3 +99,11 @@ def test_one_more_batch_fits_behind_a_bookmark_of_half_the_length(
 
     half = bisect_right(range(4_000), MAX_TEXT // 2, key=length)
     assert length(half - 1 + BATCH) <= MAX_TEXT
+
+
+def test_a_mark_tells_equal_commits_apart_and_changes_nothing_else() -> None:
+    text = Bookmark(3, (5, 9)).text()
+    assert marked(text) != marked(text)
+    assert Bookmark.parse(marked(text), 10) == Bookmark(3, (5, 9))
+    assert unmarked(marked(text)) == unmarked(text) == text
+    assert len(marked("x" * MAX_TEXT)) == 4095
