@@ -1,6 +1,7 @@
 """Closed groups that wait for a decision: a bounded queue, oldest first."""
 
 from collections import deque
+from collections.abc import Callable
 
 from pool.groups import Group
 from pool.progress import Work
@@ -26,7 +27,6 @@ class ReadyGroups:
         """Up to `count` groups, oldest first."""
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 
-    def drop(self, lost: set[int]) -> None:
-        """Forgets the groups of assignments that are no longer ours, named by id()."""
-        kept = (work for work in self._waiting if id(work.assignment) not in lost)
-        self._waiting = deque(kept)
+    def keep(self, is_ours: Callable[[Work[Group]], bool]) -> None:
+        """Forgets the groups whose partition was lost: its next owner has them."""
+        self._waiting = deque(work for work in self._waiting if is_ours(work))

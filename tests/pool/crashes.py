@@ -4,6 +4,7 @@ It uses `Progress` as `pool.consumer` does: records come in batches, items finis
 outputs, position and bookmark are committed in one step. A test draws a tape of actions and plays it.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class Disk:
         self.outputs += outputs
 
 
-class Life(Generic[ItemT]):
+class Life(ABC, Generic[ItemT]):
     """A consumer from its start to its death."""
 
     def __init__(self, disk: Disk, assembler: Assembler[ItemT]) -> None:
@@ -130,9 +131,9 @@ class Life(Generic[ItemT]):
         assert set(bookmark.pending) == {work.offset for work in waiting}
         return bookmark
 
+    @abstractmethod
     def open_offsets(self) -> list[int]:
         """Of the first record of everything that is open."""
-        raise NotImplementedError
 
 
 class RewardLife(Life[Trajectory | Stray]):
