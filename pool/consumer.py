@@ -120,6 +120,7 @@ class StatefulConsumer(Generic[ItemT]):
         self._transactions = Transactions(connection, group, transactional_id, patience, probe)
         self._consumer = Consumer(consumer_options(connection, group))
         self._membership: object = None
+        self._is_shaken = False
         self._closing = False
         self._consumer.subscribe(
             [self._topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose
@@ -144,6 +145,8 @@ class StatefulConsumer(Generic[ItemT]):
         """Reads a batch; gives the items that it completed."""
         if self._partitions and self._membership != self._consumer.consumer_group_metadata():
             self._renew_membership()
+        if self._is_shaken:
+            self._reload_what_differs()
         self._pace()
         again, self._again = self._again, []
         works = self._read(0 if again else timeout)
@@ -166,6 +169,18 @@ class StatefulConsumer(Generic[ItemT]):
         for partition in self._partitions.values():
             partition.paused = False
         self._consumer.resume([place for place in owned if place.partition in self._partitions])
+
+    def _reload_what_differs(self) -> None:
+        """After an aborted transaction the group has what we committed before it. If it has not, a
+        broker that restarted has lost a commit that it had acknowledged, with its outputs: then we
+        begin again from what it has."""
+        owned = [partition.here() for partition in self._partitions.values()]
+        for place in read_offsets(self._consumer, owned, self._patience) if owned else ():
+            if self._is_news(place):
+                log.warning("%s[%d]: a commit of ours is gone", self._topic, place.partition)
+                start = self._load(place)
+                self._consumer.seek(Place(self._topic, place.partition, start))
+        self._is_shaken = False
 
     def _receive(self, message: Message) -> list[Work[ItemT]]:
         failure = message.error()
@@ -228,7 +243,7 @@ class StatefulConsumer(Generic[ItemT]):
     def commit(self) -> bool:
         """Commits what is finished and how far reading has come. False: nothing was committed this
         time, and it will be tried again by the next call."""
-        if not self._partitions:
+        if self._is_shaken or not self._partitions:
             return False
         bundles = self._take()
         done = [work for bundle in bundles for work in bundle.works]
@@ -244,6 +259,7 @@ class StatefulConsumer(Generic[ItemT]):
         except Aborted as aborted:
             log.warning("transaction of %s aborted: %s", self._group, aborted)
             self._finished.extendleft(reversed(bundles))
+            self._is_shaken = True
             return False
         self._settle(done, offsets)
         return True
