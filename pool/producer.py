@@ -1,8 +1,8 @@
 """Durable writes: when `await send(…)` returns, the broker has the record.
 
 A confluent-kafka producer (idempotent, acks=all, zstd) is polled by the event loop itself while
-anything is in flight. A polling thread would be the usual way, but it fights for the interpreter
-with the loop, once for every acknowledgement, and halves the throughput.
+anything is in flight. A polling thread would be the usual way, but it must take the interpreter from
+the loop once for every acknowledgement: 80 instead of 70 microseconds per record were measured.
 
 A record whose acknowledgement did not come in time is in doubt: it may be in the log. Sending it
 again under the same id is safe, because readers fold equal ids.
