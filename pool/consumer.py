@@ -178,7 +178,9 @@ class StatefulConsumer(Generic[ItemT]):
         for place in read_offsets(self._consumer, owned, self._patience) if owned else ():
             if self._is_news(place):
                 log.warning("%s[%d]: a commit of ours is gone", self._topic, place.partition)
+                paused = self._partitions[place.partition].paused
                 start = self._load(place)
+                self._partitions[place.partition].paused = paused  # as the client has it
                 self._consumer.seek(Place(self._topic, place.partition, start))
         self._is_shaken = False
 

@@ -187,6 +187,22 @@ def test_an_aborted_transaction_is_carried_by_the_next_one(log: Connection) -> N
     assert set(copied(log).values()) == {1}
 
 
+def test_a_commit_that_the_group_does_not_have_is_done_again(log: Connection) -> None:
+    """As after a broker that lost it; the partition is paused at that moment."""
+    write(log, STEPS, trajectories("t1", "t2"))
+    with consumer(log, max_waiting=1) as reader:
+        lost = poll_works(reader, 2)
+        reader.poll()
+        assert reader._partitions[0].paused
+        reader._partitions[0].saved = (6, Bookmark(6).text())
+        reader._is_shaken = True
+        again = poll_works(reader, 2)
+        for work in (*lost, *again):
+            reader.finish([work], copies(log, work.item))
+        assert reader.commit()
+    assert copied(log) == Counter(identity(r) for r in trajectories("t1", "t2"))
+
+
 def test_outputs_of_one_finish_are_committed_together_with_their_offsets(log: Connection) -> None:
     write(log, STEPS, trajectories("t1", "t2"))
     seen: list[int] = []
