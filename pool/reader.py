@@ -5,7 +5,7 @@ nobody up.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import NamedTuple
@@ -40,6 +40,12 @@ class Reader:
         end = await self._consumer.end_offsets(places)
         return {place.partition: Bounds(low[place], end[place]) for place in places}
 
+    async def ends(self, partitions: Sequence[int]) -> dict[int, int]:
+        """The offset after the last record of each partition."""
+        places = [TopicPartition(self.topic, number) for number in partitions]
+        found = await self._consumer.end_offsets(places)
+        return {place.partition: found[place] for place in places}
+
     async def offsets_at(self, time: datetime, partitions: Sequence[int]) -> dict[int, int]:
         """The first offset of each partition that was written at `time` or later."""
         stamp = int(time.timestamp() * 1000)
@@ -57,9 +63,13 @@ class Reader:
         return int((murmur2(key.encode()) & 0x7FFFFFFF) % len(self.partitions))
 
     async def read(
-        self, starts: Mapping[int, int], ends: Mapping[int, int] | None = None
+        self,
+        starts: Mapping[int, int],
+        ends: Mapping[int, int] | None = None,
+        moved: Callable[[dict[int, int]], None] | None = None,
     ) -> AsyncIterator[ConsumerRecord]:
-        """Records from `starts` on, up to `ends`; without these, for ever."""
+        """Records from `starts` on, up to `ends`; without these, for ever. After each batch, `moved`
+        is told the positions: they may pass the last record, over transaction markers."""
         places = [TopicPartition(self.topic, number) for number in starts]
         self._consumer.assign(places)
         for place in places:
@@ -70,6 +80,8 @@ class Reader:
                 for record in batch:
                     if ends is None or record.offset < ends[record.partition]:
                         yield record
+            if moved is not None:
+                moved({p.partition: await self._consumer.position(p) for p in places})
 
     async def read_all(self) -> AsyncIterator[ConsumerRecord]:
         """Everything that the topic holds at this moment."""

@@ -78,10 +78,12 @@ class Step(Record, frozen=True, kw_only=True):
     model: str = ""
     tokenizer: str = ""
     request_hash: bytes = b""
+    conversation: bytes = b""
     reward: float | None = None
     metadata: Json = "{}"
     group_size: int | None = None
     deadline: int | None = None
+    tenant: str = ""
     is_last: bool = False
     not_trainable: str | None = None
     created_at: int = 0
@@ -190,6 +192,8 @@ class Registration(Record, frozen=True, kw_only=True):
     metadata: Json = "{}"
     group_size: int | None = None
     deadline: int | None = None
+    tenant: str = ""
+    gateway: str = ""
     begins: Position
     status: Status | None = None
     created_at: int = 0

@@ -16,7 +16,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gateway.settings import GatewaySettings
     from steplog.cat import CatSettings
+    from steplog.key import KeySettings
     from steplog.local_kafka import Broker, LocalKafkaSettings
     from steplog.topics import TopicsSettings
 
@@ -88,6 +90,20 @@ def cat(settings: "CatSettings") -> int:
     return 0
 
 
+def gateway(settings: "GatewaySettings") -> int:
+    from gateway import service
+
+    service.serve(settings)
+    return 0
+
+
+def key(settings: "KeySettings") -> int:
+    from steplog import key as key_
+
+    key_.make(settings, say)
+    return 0
+
+
 def _describe(broker: "Broker") -> str:
     return f"Kafka {broker.version} on {broker.bootstrap}, pid {broker.pid}, in {broker.directory}"
 
@@ -113,6 +129,8 @@ COMMANDS = [
     Command(("topics", "create"), "make the topics that are missing", "topics", topics_create),
     Command(("topics", "list"), "show what the cluster has of them", "topics", topics_list),
     Command(("topics", "check"), "refuse a cluster that does not fit", "topics", topics_check),
+    Command(("gateway",), "serve agents, and record their calls", "gateway", gateway),
+    Command(("key",), "make an API key for the gateway", "key", key),
     Command(("cat",), "show the records of a topic as JSON lines", "cat", cat),
 ]
 

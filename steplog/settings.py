@@ -32,6 +32,8 @@ SERVICES = {
     "kafka": "steplog.local_kafka:LocalKafkaSettings",
     "topics": "steplog.topics:TopicsSettings",
     "cat": "steplog.cat:CatSettings",
+    "gateway": "gateway.settings:GatewaySettings",
+    "key": "steplog.key:KeySettings",
 }
 """Where each service's settings class is; it is imported when the service is used."""
 

@@ -12,9 +12,10 @@ ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
     "schemas": {"schemas"},
     "pool": {"schemas", "pool"},
-    "steplog": {"schemas", "pool", "steplog"},
+    "gateway": {"schemas", "pool", "gateway"},
+    "steplog": {"schemas", "pool", "gateway", "steplog"},
 }
-OURS = {*MAY_IMPORT, "gateway", "reward", "trainer", "console", "tests", "bench"}
+OURS = {*MAY_IMPORT, "reward", "trainer", "console", "tests", "bench"}
 
 
 def imported(file: Path) -> set[str]:

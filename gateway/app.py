@@ -1,0 +1,307 @@
+"""The HTTP surface: which route does what, and the OpenAPI document of it.
+
+FastAPI matches routes and writes the document. Each route then runs on bare ASGI: bodies are decoded
+once, by msgspec, into exactly the fields that are used.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from prometheus_client import generate_latest
+from starlette.exceptions import HTTPException
+
+from gateway import bodies, metrics, whitebox
+from gateway.chat import Chat
+from gateway.completions import Completions
+from gateway.errors import ApiError, BadRequest, NotFound, TooMany, Unavailable
+from gateway.exchange import Exchange
+from gateway.gateway import Gateway, api_key
+from gateway.keys import SEPARATOR, Keys
+from gateway.messages import Messages, anthropic_error, count_tokens_request
+from gateway.requests import Dialect
+from gateway.responses import Responses
+from gateway.settings import GatewaySettings
+
+log = logging.getLogger(__name__)
+
+BASE = "/{trajectory_uid}/{prompt_uid}/v1"
+TEXT = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+Handle = Callable[[Exchange], Awaitable[None]]
+ErrorBody = Callable[[ApiError], bytes]
+
+
+class State:
+    """What routes share. `gateway` is None until all its parts run; `missing` says what for."""
+
+    def __init__(self, settings: GatewaySettings, keys: Keys) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.gateway: Gateway | None = None
+        self.missing = "the gateway is starting"
+        self.running: Counter[str] = Counter()
+
+    def ready(self) -> Gateway:
+        if self.gateway is None:
+            raise Unavailable(f"not ready yet: {self.missing}")
+        return self.gateway
+
+
+class Endpoint:
+    """One route as an ASGI app: limits, errors and metrics around its work."""
+
+    def __init__(self, state: State, name: str, handle: Handle, error_body: ErrorBody) -> None:
+        self._state = state
+        self._name = name
+        self._handle = handle
+        self._error_body = error_body
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        began = time.perf_counter()
+        exchange = Exchange(scope, receive, send, self._state.settings.max_body_bytes)
+        caller = _caller(exchange)
+        running = self._state.running
+        running[caller] += 1
+        metrics.inflight.inc()
+        try:
+            if running[caller] > self._state.settings.max_requests:
+                raise TooMany("too many requests at the same time; wait for some to end")
+            await self._handle(exchange)
+        except ApiError as error:
+            await self._refuse(exchange, error)
+        except ConnectionResetError:
+            return
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("%s failed", self._name)
+            await self._refuse(exchange, ApiError("the gateway failed; its log says why"))
+        finally:
+            running[caller] -= 1
+            if not running[caller]:
+                del running[caller]
+            metrics.inflight.dec()
+            metrics.http_requests.labels(self._name, str(exchange.status)).inc()
+            metrics.http_request_seconds.labels(self._name).observe(time.perf_counter() - began)
+
+    async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
+        exchange.stop_watching()
+        if exchange.status is None:
+            body = self._error_body(error)
+            headers = [(b"content-type", b"application/json"), *error.headers()]
+            await exchange.reply(error.status, body, headers)
+
+
+def _caller(exchange: Exchange) -> str:
+    """Whose requests are counted together: a key's, else a signed URL's tenant, else everybody's."""
+    segment: str = exchange.scope.get("path_params", {}).get("trajectory_uid", "")
+    _, signed, token = segment.partition(SEPARATOR)
+    if signed:
+        return token.partition(".")[0]
+    return api_key(exchange) or ""
+
+
+def openai_error(error: ApiError) -> bytes:
+    return msgspec.json.encode(error.body())
+
+
+def make_app(state: State) -> FastAPI:
+    app = FastAPI(
+        title="steplog gateway",
+        version=version("steplog"),
+        description="LLM calls of agents, each recorded as a Step.",
+        docs_url=None,
+        redoc_url=None,
+    )
+    routes = Routes(app, state)
+    routes.calls()
+    routes.trajectories()
+    routes.whitebox()
+    routes.operations()
+    app.add_exception_handler(HTTPException, _no_route)
+    return app
+
+
+async def _no_route(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = ApiError if error.status_code >= 500 else NotFound
+    body = openai_error(told(f"{error.detail}: this is not a route of the gateway"))
+    return Response(body, error.status_code, error.headers, "application/json")
+
+
+class Routes:
+    """Puts every route into the app."""
+
+    def __init__(self, app: FastAPI, state: State) -> None:
+        self._app = app
+        self._state = state
+
+    def calls(self) -> None:
+        """Hot routes come first: they are matched in this order."""
+        dialects: list[tuple[Dialect, type, str, ErrorBody]] = [
+            (Chat(), Chat.body, "/chat/completions", openai_error),
+            (Messages(), Messages.body, "/messages", anthropic_error),
+            (Responses(), Responses.body, "/responses", openai_error),
+            (Completions(), Completions.body, "/completions", openai_error),
+        ]
+        for dialect, body, path, error_body in dialects:
+            self._call(dialect, body, path, error_body)
+        self._add(
+            "POST",
+            BASE + "/messages/count_tokens",
+            self._count,
+            Messages.body,
+            error_body=anthropic_error,
+        )
+        self._add(
+            "POST",
+            "/v1/messages/count_tokens",
+            self._count,
+            Messages.body,
+            error_body=anthropic_error,
+        )
+        self._add("GET", BASE + "/models", self._models)
+        self._add("GET", "/v1/models", self._models)
+
+    def _call(self, dialect: Dialect, body: type, path: str, error_body: ErrorBody) -> None:
+        async def call(exchange: Exchange) -> None:
+            await self._state.ready().call(exchange, dialect)
+
+        async def probe(exchange: Exchange) -> None:
+            await self._state.ready().probe(exchange, dialect)
+
+        self._add("POST", BASE + path, call, body, error_body=error_body)
+        self._add("POST", "/v1" + path, probe, body, error_body=error_body)
+
+    async def _count(self, exchange: Exchange) -> None:
+        gateway = self._state.ready()
+        await gateway.count_tokens(exchange, count_tokens_request(await exchange.body()))
+
+    async def _models(self, exchange: Exchange) -> None:
+        await self._state.ready().models(exchange)
+
+    def trajectories(self) -> None:
+        def of(name: str) -> Handle:
+            async def handle(exchange: Exchange) -> None:
+                await getattr(self._state.ready(), name)(exchange)
+
+            return handle
+
+        self._add("POST", "/init_trajectory", of("init"), bodies.Init)
+        self._add("POST", BASE + "/register_trajectory", of("register"), bodies.Register)
+        self._add("POST", BASE + "/complete_trajectory", of("complete"), bodies.Complete)
+        self._add("POST", BASE + "/feedback", of("rate"), bodies.Rate)
+
+    def whitebox(self) -> None:
+        async def submit(exchange: Exchange) -> None:
+            await self._state.ready().submit(exchange, _channel(exchange))
+
+        async def generate(exchange: Exchange) -> None:
+            await self._state.ready().generate(exchange)
+
+        async def compute_reward(exchange: Exchange) -> None:
+            await self._state.ready().compute_reward(exchange)
+
+        self._add("POST", "/generate", generate, whitebox.GenerateBody)
+        self._add("POST", "/submit_steps", submit, whitebox.SubmitBody, query=["channel"])
+        self._add("POST", "/compute_reward", compute_reward, dict)
+
+    def operations(self) -> None:
+        self._add("GET", "/health", _health)
+        self._add("GET", "/ready", self._ready)
+        self._add("GET", "/metrics", self._metrics)
+
+    async def _ready(self, exchange: Exchange) -> None:
+        reasons = self._state.ready().waits_for()
+        if reasons:
+            raise Unavailable(f"not ready: {', '.join(reasons)}")
+        await exchange.reply(200, b'{"status":"ready"}')
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        if self._state.gateway is not None:
+            metrics.usable_engines.set(len(self._state.gateway.engines.usable()))
+        await exchange.reply(200, generate_latest(), TEXT)
+
+    def _add(
+        self,
+        method: str,
+        path: str,
+        handle: Handle,
+        body: type | None = None,
+        query: list[str] | None = None,
+        error_body: ErrorBody = openai_error,
+    ) -> None:
+        async def documented(request: Request) -> Response:
+            raise NotImplementedError("the route's own ASGI app answers")
+
+        self._app.add_api_route(
+            path,
+            documented,
+            methods=[method],
+            name=path.rpartition("/")[2],
+            operation_id=f"{method.lower()}{path}",
+            openapi_extra=_document(path, body, query or []),
+            response_class=Response,
+        )
+        route = self._app.router.routes[-1]
+        assert isinstance(route, APIRoute)
+        route.app = Endpoint(self._state, path.replace(BASE, "/…"), handle, error_body)
+
+
+async def _health(exchange: Exchange) -> None:
+    await exchange.reply(200, b'{"status":"ok"}')
+
+
+def _channel(exchange: Exchange) -> str:
+    query: str = exchange.scope["query_string"].decode("latin-1")
+    channel = parse_qs(query, keep_blank_values=True).get("channel", ["train"])[0]
+    if not 1 <= len(channel) <= 100 or not channel.isprintable():
+        raise BadRequest("channel must be 1 to 100 printable characters", param="channel")
+    return channel
+
+
+def _document(path: str, body: type | None, query: list[str]) -> dict[str, Any]:
+    """The parts of the OpenAPI document that FastAPI would take from a function's signature."""
+    text = {"type": "string", "minLength": 1, "maxLength": 100}
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": text}
+        for name in ("trajectory_uid", "prompt_uid")
+        if f"{{{name}}}" in path
+    ]
+    parameters += [{"name": name, "in": "query", "schema": text} for name in query]
+    described: dict[str, Any] = {"parameters": parameters, "responses": _answers()}
+    if body is not None:
+        schema = {"type": "object"} if body is dict else _schema(body)
+        described["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+    return described
+
+
+def _answers() -> dict[str, Any]:
+    error = {"content": {"application/json": {"schema": {"type": "object"}}}}
+    codes = ("400", "401", "404", "409", "413", "422", "429", "502", "503")
+    return {code: {"description": "one clear sentence", **error} for code in codes}
+
+
+def _schema(body: type) -> dict[str, Any]:
+    """Inlined: the bodies are small, and no two routes share a part."""
+    (schema,), components = msgspec.json.schema_components([body])
+    inlined: dict[str, Any] = _inline(schema, components)
+    return inlined
+
+
+def _inline(schema: Any, components: dict[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_inline(item, components) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inline(components[schema["$ref"].rpartition("/")[2]], components)
+    return {name: _inline(value, components) for name, value in schema.items()}

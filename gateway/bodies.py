@@ -1,0 +1,72 @@
+"""The bodies of the trajectory routes."""
+
+import math
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from gateway.errors import BadRequest, Unprocessable, bad_body
+
+Body = TypeVar("Body")
+Uid = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+GroupSize = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+Deadline = Annotated[float, msgspec.Meta(gt=0, le=5 * 24 * 3600)]
+MAX_METADATA = 1024 * 1024
+
+
+class Init(msgspec.Struct, kw_only=True):
+    prompt_uid: Uid | None = None
+    channel: Name | None = None
+    metadata: dict[str, Any] | None = None
+    group_size: GroupSize | None = None
+    deadline_s: Deadline | None = None
+
+
+class Register(msgspec.Struct, kw_only=True):
+    channel: Name | None = None
+    metadata: dict[str, Any] | None = None
+    group_size: GroupSize | None = None
+    deadline_s: Deadline | None = None
+
+
+class Complete(msgspec.Struct, kw_only=True):
+    reward: float | None = None
+    channel: Name | None = None
+    status: Literal["completed", "truncated", "failed", "cancelled"] = "completed"
+    reward_expected: bool = False
+    reason: Annotated[str, msgspec.Meta(max_length=2000)] | None = None
+
+
+class Rate(msgspec.Struct, kw_only=True):
+    """Feedback: a late reward, for the trajectory or for one of its Steps."""
+
+    reward: float
+    step_id: Uid | None = None
+    metadata: dict[str, Any] | None = None
+
+
+def decode(body: bytes, kind: type[Body]) -> Body:
+    """An empty body is one without fields; JSON null as well."""
+    if not body.strip() or body.strip() == b"null":
+        body = b"{}"
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise bad_body(error) from error
+
+
+def metadata_text(metadata: dict[str, Any] | None) -> str | None:
+    """Metadata as it stands in records: JSON text."""
+    if metadata is None:
+        return None
+    text = msgspec.json.encode(metadata)
+    if len(text) > MAX_METADATA:
+        raise BadRequest(f"metadata takes more than {MAX_METADATA:,} bytes", param="metadata")
+    return text.decode()
+
+
+def finite(reward: float | None) -> float | None:
+    if reward is not None and not math.isfinite(reward):
+        raise Unprocessable("reward must be a finite number or null", param="reward")
+    return reward

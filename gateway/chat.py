@@ -1,0 +1,238 @@
+"""OpenAI's /chat/completions."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.errors import BadRequest, bad_body
+from gateway.requests import (
+    Answer,
+    Delta,
+    Request,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+    event,
+    template_messages,
+)
+from gateway.sampling import Natural, Positive, SamplingBody, sampling_params
+
+DONE = event(b"[DONE]")
+MAX_TOP_LOGPROBS = 20
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Natural | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_ids: bool | None = None
+
+
+_decode = msgspec.json.Decoder(ChatBody).decode
+
+
+class Chat:
+    """The dialect."""
+
+    name = "chat"
+    body = ChatBody
+
+    def parse(self, body: bytes) -> Request:
+        try:
+            chat = _decode(body)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise bad_body(error) from error
+        if (chat.top_logprobs or 0) > MAX_TOP_LOGPROBS:
+            raise BadRequest(f"top_logprobs is at most {MAX_TOP_LOGPROBS}", param="top_logprobs")
+        sampling = sampling_params(chat)
+        if chat.max_completion_tokens is not None:
+            sampling["max_tokens"] = chat.max_completion_tokens
+        tools, forced = chosen_tools(chat.tools, chat.tool_choice)
+        return Request(
+            messages=template_messages(chat.messages),
+            tools=tools,
+            tool_choice=chat.tool_choice,
+            template=chat.chat_template_kwargs or {},
+            sampling=sampling | forced,
+            model=chat.model or "",
+            stream=bool(chat.stream),
+            include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
+            logprobs=bool(chat.logprobs),
+            top_logprobs=chat.top_logprobs or 0,
+            token_ids=bool(chat.return_token_ids),
+        )
+
+    def answer(self, request: Request, answer: Answer) -> bytes:
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": _message(answer),
+            "logprobs": _logprobs(answer.logprobs) if request.logprobs else None,
+            "finish_reason": answer.finish_reason,
+        }
+        body = {
+            "id": f"chatcmpl-{answer.step_id}",
+            "object": "chat.completion",
+            "created": answer.created,
+            "model": answer.model,
+            "choices": [choice],
+            "usage": usage(answer.usage),
+        }
+        if request.token_ids:
+            choice["token_ids"] = answer.token_ids
+            body["prompt_token_ids"] = answer.prompt_ids
+        return msgspec.json.encode(body)
+
+    def writer(self, request: Request, step_id: str, created: int, model: str) -> "ChatWriter":
+        return ChatWriter(request, step_id, created, model)
+
+
+class ChatWriter:
+    """One streamed chat completion."""
+
+    def __init__(self, request: Request, step_id: str, created: int, model: str) -> None:
+        self._request = request
+        self._head = {
+            "id": f"chatcmpl-{step_id}",
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": model,
+        }
+
+    def begin(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def delta(self, delta: Delta) -> bytes:
+        told: dict[str, Any] = {}
+        if delta.content:
+            told["content"] = delta.content
+        if delta.reasoning:
+            told["reasoning_content"] = delta.reasoning
+        if delta.tool_calls:
+            told["tool_calls"] = [_call_delta(call) for call in delta.tool_calls]
+        return self._chunk(told, delta)
+
+    def end(self, answer: Answer) -> bytes:
+        # Logprobs of the last tokens may come with no text of their own, as the EOS does.
+        events = self._chunk({}, finish_reason=answer.finish_reason)
+        if self._request.include_usage:
+            last = self._head | {"choices": [], "usage": usage(answer.usage)}
+            events += event(msgspec.json.encode(last))
+        return events + DONE
+
+    def error(self, message: str, kind: str) -> bytes:
+        about = {"message": message, "type": kind, "param": None, "code": None}
+        return event(msgspec.json.encode({"error": about}))
+
+    def _chunk(
+        self, told: dict[str, Any], delta: Delta | None = None, finish_reason: str | None = None
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": 0, "delta": told, "finish_reason": finish_reason}
+        if self._request.logprobs:
+            choice["logprobs"] = _logprobs(delta.logprobs) if delta else None
+        if self._request.token_ids and delta:
+            choice["token_ids"] = delta.token_ids
+        return event(msgspec.json.encode(self._head | {"choices": [choice]}))
+
+
+def chosen_tools(
+    tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None
+) -> tuple[list[dict[str, Any]] | None, dict[str, Any]]:
+    """The tools that the template shows, and what the engine must be held to."""
+    functions = [_function(tool, at) for at, tool in enumerate(tools or [])]
+    if choice in (None, "auto"):
+        return tools or None, {}
+    if choice == "none":
+        return None, {}
+    named = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
+    wanted = [f for f in functions if choice == "required" or f["name"] == named]
+    if not wanted:
+        raise BadRequest(
+            "tool_choice must be none, auto, required, or name one of the tools",
+            param="tool_choice",
+        )
+    return tools, {"structured_outputs": {"json": _forced_schema(wanted, choice)}}
+
+
+def _function(tool: dict[str, Any], at: int) -> dict[str, Any]:
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRequest(f"tools[{at}] needs a function with a name", param="tools")
+    return function
+
+
+def _forced_schema(functions: list[dict[str, Any]], choice: str | dict[str, Any]) -> dict[str, Any]:
+    """The JSON that vLLM expects of forced calls: a list of them, or one function's arguments."""
+    anything = {"type": "object", "properties": {}}
+    if isinstance(choice, dict):
+        return dict(functions[0].get("parameters") or anything)
+    calls = [
+        {
+            "properties": {
+                "name": {"type": "string", "enum": [function["name"]]},
+                "parameters": function.get("parameters") or anything,
+            },
+            "required": ["name", "parameters"],
+        }
+        for function in functions
+    ]
+    return {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}}
+
+
+def usage(used: Usage) -> dict[str, int]:
+    return {
+        "prompt_tokens": used.prompt_tokens,
+        "completion_tokens": used.completion_tokens,
+        "total_tokens": used.prompt_tokens + used.completion_tokens,
+    }
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["content"] = answer.content or None
+        message["tool_calls"] = [_call(call) for call in answer.tool_calls]
+    return message
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    told: dict[str, Any] = {"index": call.index, "function": {"arguments": call.arguments}}
+    if call.name is not None:
+        told |= {"id": call.id, "type": "function"}
+        told["function"]["name"] = call.name
+    return told
+
+
+def _logprobs(tokens: list[TokenLogprob]) -> dict[Literal["content"], list[dict[str, Any]]]:
+    return {
+        "content": [
+            _logprob(token) | {"top_logprobs": [_logprob(other) for other in token.top]}
+            for token in tokens
+        ]
+    }
+
+
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": token.token,
+        "logprob": token.logprob,
+        "bytes": list(token.token.encode("utf-8", "replace")),
+    }

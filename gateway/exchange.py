@@ -1,0 +1,93 @@
+"""One HTTP request and its answer, straight on ASGI: the hot path has no framework in between."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from gateway.errors import BadRequest, TooLarge
+
+Headers = Iterable[tuple[bytes, bytes]]
+JSON = (b"content-type", b"application/json")
+EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+STREAM_HEADERS = [EVENTS, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+MAX_UID = 200
+
+
+class Exchange:
+    """`status` is None until the answer has begun."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any, max_body: int) -> None:
+        self.scope = scope
+        self.status: int | None = None
+        self._receive = receive
+        self._send = send
+        self._max_body = max_body
+        self._gone: asyncio.Task[None] | None = None
+
+    def header(self, name: bytes) -> str | None:
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return str(value.decode("latin-1"))
+        return None
+
+    def uid(self, name: str) -> str:
+        """A part of the path that names a trajectory or a prompt."""
+        value: str = self.scope["path_params"][name]
+        if len(value) > MAX_UID or not value.isprintable():
+            raise BadRequest(f"{name} must be at most {MAX_UID} printable characters", param=name)
+        return value
+
+    async def body(self) -> bytes:
+        declared = self.header(b"content-length")
+        if declared is not None and declared.isdecimal() and int(declared) > self._max_body:
+            raise self._too_large()
+        message = await self._receive()
+        body: bytes = message.get("body", b"")
+        while message.get("more_body"):
+            message = await self._receive()
+            body += message.get("body", b"")
+            if len(body) > self._max_body:
+                raise self._too_large()
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError("the client went away while it sent its request")
+        if len(body) > self._max_body:
+            raise self._too_large()
+        return body
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"the request body is larger than {self._max_body:,} bytes")
+
+    def watch(self) -> "asyncio.Task[None]":
+        """Done when the client is gone. Only after the body was read, and until the answer ends."""
+        if self._gone is None:
+            self._gone = asyncio.create_task(self._until_gone())
+        return self._gone
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def stop_watching(self) -> bool:
+        """Whether the client is still there."""
+        here = self._gone is None or not self._gone.done()
+        if self._gone is not None:
+            self._gone.cancel()
+        return here
+
+    async def reply(self, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [*headers, length])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def begin_events(self) -> None:
+        await self._start(200, STREAM_HEADERS)
+
+    async def write(self, events: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,0 +1,132 @@
+"""The gateway's hand on the log: writes that are durable when they return, and what it reads back.
+
+When the broker stops acknowledging, `check` refuses new calls at once: to generate what cannot be
+recorded would be a waste, and an answer that is not in the log is never given.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+
+from aiokafka.errors import KafkaError
+
+from gateway import metrics
+from gateway.errors import TooLarge, Unavailable
+from pool.connection import Connection
+from pool.errors import BrokerUnavailable, RecordTooLarge
+from pool.producer import Producer
+from pool.reader import Reader, open_topic
+from pool.topics import STEPS, TRAJECTORIES
+from schemas import (
+    Codec,
+    Feedback,
+    Position,
+    Registration,
+    SchemaError,
+    Step,
+    StepNote,
+    TrajectoryEnd,
+)
+
+StepsRecord = Step | TrajectoryEnd | Feedback | StepNote
+
+STALLED_AFTER = 3.0
+"""Seconds without an acknowledgement after which no new call is begun."""
+SAMPLE_EVERY = 1.0
+
+
+class Log:
+    """Made by `open_log`."""
+
+    def __init__(self, producer: Producer, reader: Reader, codec: Codec) -> None:
+        self._producer = producer
+        self._reader = reader
+        self._codec = codec
+        self._ends: dict[int, int] = {}
+        self._pending: dict[int, float] = {}
+        self._count = 0
+        self._loop = asyncio.get_running_loop()
+
+    def check(self) -> None:
+        """Refuses a call whose Step could not be written now."""
+        if self.stalled():
+            raise Unavailable("Kafka does not acknowledge records at the moment; try again")
+
+    def stalled(self) -> bool:
+        oldest = next(iter(self._pending.values()), None)
+        return oldest is not None and self._loop.time() - oldest > STALLED_AFTER
+
+    async def write(self, record: StepsRecord) -> Position:
+        """Appends to `steps`; the record's place, once it is durable."""
+        position = await self._send(STEPS, record.prompt_uid, record)
+        ends = self._ends
+        ends[position.partition] = max(ends[position.partition], position.offset + 1)
+        return position
+
+    async def register(self, registration: Registration) -> None:
+        await self._send(TRAJECTORIES, registration.trajectory_uid, registration)
+
+    async def _send(self, topic: str, key: str, record: StepsRecord | Registration) -> Position:
+        self._count = ticket = self._count + 1
+        self._pending[ticket] = began = self._loop.time()
+        try:
+            position = await self._producer.send(topic, key, record)
+        except BrokerUnavailable as error:
+            metrics.publish_failures.labels("unavailable").inc()
+            raise Unavailable(f"the record is not in the log: {error}") from error
+        except RecordTooLarge as error:
+            metrics.publish_failures.labels("too_large").inc()
+            raise TooLarge(f"the record is not in the log: {error}") from error
+        finally:
+            del self._pending[ticket]
+        metrics.publish_ack_seconds.observe(self._loop.time() - began)
+        return position
+
+    def end_before(self, prompt_uid: str) -> Position:
+        """A place in `steps` that no record of this prompt lies behind, unless it is there already.
+        It may be a second old, which costs a recovery a few records and saves a request here."""
+        partition = self._reader.partition_of(prompt_uid)
+        return Position(partition=partition, offset=self._ends[partition])
+
+    async def sample_ends(self) -> None:
+        for partition, end in (await self._reader.ends(self._reader.partitions)).items():
+            self._ends[partition] = max(self._ends.get(partition, 0), end)
+
+    async def sample_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_EVERY)
+            # Without a broker, the older sample is still right.
+            with suppress(KafkaError):
+                await self.sample_ends()
+
+    async def records_of(self, starts: Mapping[str, Position]) -> dict[str, list[StepsRecord]]:
+        """What `steps` holds of these trajectories, each from its place on. All of them lie in one
+        partition, so that one pass serves many."""
+        found: dict[str, list[StepsRecord]] = {uid: [] for uid in starts}
+        partition = next(iter(starts.values())).partition
+        bounds = (await self._reader.bounds([partition]))[partition]
+        first = max(bounds.low, min(place.offset for place in starts.values()))
+        async for message in self._reader.read({partition: first}, {partition: bounds.end}):
+            try:
+                record = self._codec.decode(message.value)
+            except SchemaError:
+                continue  # not ours; the readers of the topic see to it
+            if isinstance(record, StepsRecord) and record.trajectory_uid in found:
+                found[record.trajectory_uid].append(record)
+        return found
+
+
+@asynccontextmanager
+async def open_log(connection: Connection, codec: Codec) -> AsyncIterator[Log]:
+    async with (
+        open_topic(connection, STEPS) as reader,
+        Producer(connection, codec) as producer,
+    ):
+        log = Log(producer, reader, codec)
+        await log.sample_ends()
+        sampler = asyncio.create_task(log.sample_for_ever(), name="sample ends")
+        try:
+            yield log
+        finally:
+            sampler.cancel()
+            await asyncio.gather(sampler, return_exceptions=True)

@@ -1,0 +1,223 @@
+"""The body of Anthropic's /messages, and the conversation in it as chat templates take it.
+
+What a client sends back of an answer must become `Answer.message()` again, or the next call does not
+continue the Step. So the text blocks of an assistant are joined by nothing, as they were cut from
+one text, and all its tool_use blocks are calls of one message.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.errors import BadRequest
+from gateway.requests import Message, Tool
+from gateway.sampling import SamplingBody
+
+INVALID_JSON = "INVALID_JSON"
+"""Anthropic's own name for the key under which arguments that are no object travel as one."""
+BILLING = "x-anthropic-billing-header"
+"""Claude Code puts a system block in front that begins so and differs in every request; no two
+prompts would share a prefix."""
+TOOL_SEARCH = "tool_search_tool_"
+"""Finds tools with defer_loading. The template shows every tool, so there is nothing to find."""
+
+
+class Text(msgspec.Struct, tag="text"):
+    text: str
+
+
+class Image(msgspec.Struct, tag="image"):
+    pass
+
+
+class Document(msgspec.Struct, tag="document"):
+    pass
+
+
+class ToolReference(msgspec.Struct, tag="tool_reference"):
+    tool_name: str
+
+
+class ToolUse(msgspec.Struct, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any] | None = None
+
+
+class ToolResult(msgspec.Struct, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[Text | Image | Document | ToolReference] | None = None
+    is_error: bool | None = None
+
+
+class Thinking(msgspec.Struct, tag="thinking"):
+    thinking: str
+
+
+class RedactedThinking(msgspec.Struct, tag="redacted_thinking"):
+    pass
+
+
+Block = Text | Image | Document | ToolUse | ToolResult | Thinking | RedactedThinking
+
+
+class Turn(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ToolBody(msgspec.Struct):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+
+
+class ThinkingConfig(msgspec.Struct):
+    type: str
+
+
+class OutputFormat(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    format: OutputFormat | None = None
+
+
+class MessagesBody(SamplingBody, kw_only=True):
+    """Anthropic's fields; those of `SamplingBody` that Anthropic lacks are vLLM's additions."""
+
+    messages: list[Turn]
+    model: str | None = None
+    system: str | list[Text] | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    stop_sequences: list[str] | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """Where the format was before there was an output_config."""
+    stream: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def conversation(body: MessagesBody) -> Iterator[Message]:
+    if system := _system(body.system):
+        yield {"role": "system", "content": system}
+    for at, turn in enumerate(body.messages):
+        if isinstance(turn.content, str):
+            yield {"role": turn.role, "content": turn.content}
+        elif turn.role == "assistant":
+            yield _assistant(turn.content, at)
+        else:
+            yield from _others(turn.role, turn.content, at)
+
+
+def _system(system: str | list[Text] | None) -> str:
+    blocks = [Text(system)] if isinstance(system, str) else system or []
+    return "\n".join(block.text for block in blocks if not block.text.startswith(BILLING))
+
+
+def _assistant(blocks: list[Block], at: int) -> Message:
+    """An answer, or what a client claims to be one."""
+    text, thinking, calls = "", "", []
+    for block in blocks:
+        match block:
+            case Text():
+                text += block.text
+            case Thinking():
+                thinking += block.thinking
+            case RedactedThinking():
+                pass
+            case ToolUse():
+                calls.append(_call(block))
+            case _:
+                raise _unusable(block, f"messages[{at}] of the assistant")
+    message: Message = {"role": "assistant", "content": text}
+    if thinking:
+        message["reasoning_content"] = thinking
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(block: ToolUse) -> dict[str, Any]:
+    arguments: Any = block.input or {}
+    if isinstance(arguments.get(INVALID_JSON), str) and len(arguments) == 1:
+        arguments = arguments[INVALID_JSON]
+    function = {"name": block.name, "arguments": arguments}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _others(role: str, blocks: list[Block], at: int) -> Iterator[Message]:
+    """One turn with results and text is several messages: the results first, as the calls came."""
+    texts = []
+    for block in blocks:
+        match block:
+            case Text():
+                texts.append(block.text)
+            case ToolResult():
+                yield _result(block, at)
+            case _:
+                raise _unusable(block, f"messages[{at}] of the {role}")
+    if texts or not blocks:
+        yield {"role": role, "content": "\n".join(texts)}
+
+
+def _result(block: ToolResult, at: int) -> Message:
+    parts = [Text(block.content)] if isinstance(block.content, str) else block.content or []
+    text = "\n".join(_result_text(part, at) for part in parts)
+    # A chat template has no place for the flag, and the model should know.
+    content = f"Error: {text}" if block.is_error else text
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _result_text(part: Text | Image | Document | ToolReference, at: int) -> str:
+    match part:
+        case Text():
+            return part.text
+        case ToolReference():
+            return part.tool_name
+        case _:
+            raise _unusable(part, f"a tool_result of messages[{at}]")
+
+
+def _unusable(block: msgspec.Struct, where: str) -> BadRequest:
+    kind = block.__struct_config__.tag
+    return BadRequest(
+        f"{where} has a block of type {kind}, which this gateway cannot use there: it takes text, "
+        "tool_use and thinking from the assistant, text and tool_result from the user",
+        param="messages",
+    )
+
+
+def functions(tools: list[ToolBody]) -> list[Tool]:
+    """OpenAI's function tools."""
+    kept = [tool for tool in tools if not (tool.type or "").startswith(TOOL_SEARCH)]
+    return [_function(tool) for tool in kept]
+
+
+def _function(tool: ToolBody) -> Tool:
+    if tool.type not in (None, "custom") or tool.input_schema is None:
+        raise BadRequest(
+            f"the tool {tool.name!r} has no input_schema: tools that only Anthropic's models and "
+            "servers know are not served here",
+            param="tools",
+        )
+    function = {"name": tool.name, "description": tool.description or ""}
+    return {"type": "function", "function": function | {"parameters": tool.input_schema}}
+
+
+def openai_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    named = {"type": "function", "function": {"name": choice.name}}
+    return {"auto": "auto", "any": "required", "none": "none"}.get(choice.type, named)

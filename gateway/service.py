@@ -1,0 +1,163 @@
+"""The gateway as a process: it answers /health at once, and everything else when its parts run."""
+
+import asyncio
+import logging
+import socket
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import uvicorn
+import uvloop
+
+from gateway.admission import Admission
+from gateway.app import State, make_app
+from gateway.engines import open_engines
+from gateway.gateway import Gateway
+from gateway.generation import Generator
+from gateway.keys import load_keys
+from gateway.log import open_log
+from gateway.policy import Policy
+from gateway.recovery import Recovery
+from gateway.rendering import Renderer
+from gateway.settings import GatewaySettings
+from gateway.trajectories import Rules, Trajectories
+from pool import topics
+from pool.errors import BrokerUnavailable, Fatal
+from pool.follower import Follower
+from pool.topics import LEDGER, POLICY, TRAJECTORIES
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER = 2.0
+KEEP_ALIVE = 75
+"""Seconds that an idle connection of an agent stays open."""
+
+
+def serve(settings: GatewaySettings) -> None:
+    """Runs until SIGTERM or Ctrl-C; raises Fatal with one sentence when it cannot."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings))
+
+
+async def _serve(settings: GatewaySettings) -> None:
+    state = State(settings, load_keys(settings.keys, settings.keys_file, settings.signing_secret))
+    with _listen(settings) as listener:
+        server = uvicorn.Server(
+            uvicorn.Config(
+                make_app(state),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=settings.drain_s,
+                lifespan="off",
+                http="httptools",
+                ws="none",
+            )
+        )
+        parts = asyncio.create_task(_run_parts(settings, state, server), name="parts")
+        log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            parts.cancel()
+            ended = await asyncio.gather(parts, return_exceptions=True)
+        if isinstance(ended[0], Exception):
+            raise ended[0]
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if settings.reuse_port:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise Fatal(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
+            "choose another --port"
+        ) from error
+    return listener
+
+
+async def _run_parts(settings: GatewaySettings, state: State, server: uvicorn.Server) -> None:
+    """Keeps the parts running until cancelled; ends the server when they cannot go on."""
+    try:
+        async with _open_parts(settings, state) as (gateway, tasks):
+            state.gateway = gateway
+            log.info("ready for calls of run %s", settings.run)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    except Exception:
+        server.should_exit = True
+        raise
+    finally:
+        state.gateway = None
+
+
+@asynccontextmanager
+async def _open_parts(
+    settings: GatewaySettings, state: State
+) -> AsyncIterator[tuple[Gateway, list["asyncio.Task[None]"]]]:
+    state.missing = "the tokenizer is being loaded"
+    renderer = await asyncio.to_thread(Renderer.load, settings.tokenizer)
+    state.missing = f"waiting for Kafka at {settings.bootstrap}"
+    await _check_topics(settings)
+    codec = settings.codec()
+    policy = Policy(settings.run)
+    admission = Admission(settings.max_groups, settings.group_size, settings.usable_share)
+    rules = Rules(
+        run=settings.run,
+        gateway=uuid.uuid4().hex,
+        group_size=settings.group_size,
+        deadline_s=settings.deadline_s,
+        max_open_trajectories=settings.max_open_trajectories,
+    )
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        opened = await enter(open_log(settings, codec))
+        recovery = Recovery(opened)
+        trajectories = Trajectories(opened, recovery, admission, rules)
+        state.missing = "the log is being read"
+        await enter(Follower(settings, POLICY, codec, policy.apply))
+        trajectories.follower = await enter(
+            Follower(settings, TRAJECTORIES, codec, trajectories.apply)
+        )
+        if settings.max_groups is not None:
+            await enter(Follower(settings, LEDGER, codec, admission.apply))
+        engines = await enter(open_engines(settings, policy))
+        generator = Generator(renderer, engines, settings.parse == "always")
+        gateway = Gateway(settings, state.keys, opened, trajectories, generator, policy)
+        tasks = [
+            asyncio.create_task(work, name=name)
+            for name, work in {
+                "recover": recovery.work(),
+                "tidy": trajectories.tidy_for_ever(),
+            }.items()
+        ]
+        try:
+            yield gateway, tasks
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _check_topics(settings: GatewaySettings) -> None:
+    """A broker may come up after us; one that does not fit is a reason to stop."""
+    while True:
+        try:
+            await asyncio.to_thread(topics.check, settings)
+            return
+        except BrokerUnavailable as error:
+            log.warning("waiting: %s", error)
+            await asyncio.sleep(RETRY_AFTER)

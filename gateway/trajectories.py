@@ -1,0 +1,350 @@
+"""All trajectories: who they are, where their Steps begin, and how they open and close.
+
+`trajectories` in the log says which exist; this process follows it, so that a call finds its
+trajectory whichever process opened it. Before a trajectory is taken for new, everything that was
+registered so far has been seen. What was evicted, or lost with a process, comes back from `steps`.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+import uuid
+from collections import Counter, OrderedDict
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gateway import metrics
+from gateway.admission import TRAIN, Admission
+from gateway.errors import BadRequest, Conflict, NotFound, TooMany
+from gateway.log import Log
+from gateway.recovery import Recovery
+from gateway.trajectory import Trajectory
+from pool.follower import Follower
+from schemas import Position, Record, Registration, TrajectoryEnd
+from schemas.records import Status
+
+log = logging.getLogger(__name__)
+
+IDLE = 600.0
+"""Seconds without a call after which a trajectory leaves memory; its next call reads it back."""
+REMEMBERED_CLOSED = 500_000
+"""Closed trajectories that are known as such."""
+TIDY_EVERY = 30.0
+FORGET_AFTER = 24 * 3600
+"""Seconds after its deadline at which an abandoned trajectory is forgotten here."""
+ENDS = uuid.UUID("6a1d0c1e-9a0e-4f3c-8f57-2a8a3a1f9d10")
+"""Name space of the ids of TrajectoryEnds: an equal one that is written again is folded."""
+
+
+class Trajectories:
+    """`follower` is set once the topic is being followed."""
+
+    def __init__(self, log: Log, recovery: Recovery, admission: Admission, rules: "Rules") -> None:
+        self._log = log
+        self._recovery = recovery
+        self._admission = admission
+        self._rules = rules
+        self._held: dict[str, Trajectory] = {}
+        self._entering: dict[str, asyncio.Task[Trajectory]] = {}
+        self._known: dict[str, Registration] = {}
+        self._open_of: Counter[str] = Counter()
+        self._closed: OrderedDict[bytes, Closed] = OrderedDict()
+        self.follower: Follower | None = None
+
+    # What the log says
+
+    def apply(self, record: Record) -> None:
+        """Folds a record of `trajectories`."""
+        self._admission.apply(record)
+        if isinstance(record, Registration) and record.gateway != self._rules.gateway:
+            self._hear(record)
+
+    def _hear(self, record: Registration) -> None:
+        """Another process, or an earlier life of this one, opened or closed a trajectory."""
+        known = self._known.get(record.trajectory_uid)
+        if known is not None and known.begins.partition == record.begins.partition:
+            # Two may register a trajectory at once; its Steps begin at the earlier place.
+            begins = min(known.begins, record.begins)
+            record = msgspec.structs.replace(record, begins=begins)
+        self._note(record)
+        held = self._held.get(record.trajectory_uid)
+        if held is not None:
+            held.registration = record
+            held.registered = known is None or known.begins == record.begins
+
+    def _note(self, record: Registration) -> None:
+        uid, tenant = record.trajectory_uid, record.tenant
+        known = self._known.pop(uid, None)
+        if known is not None:
+            self._open_of[known.tenant] -= 1
+        if record.status is None:
+            self._known[uid] = record
+            self._open_of[tenant] += 1
+            return
+        self._closed[_digest(uid)] = Closed(record.begins, tenant)
+        while len(self._closed) > REMEMBERED_CLOSED:
+            self._closed.popitem(last=False)
+
+    # Opening
+
+    async def for_call(self, uid: str, prompt_uid: str, tenant: str) -> Trajectory:
+        """The trajectory of a call; registers an unknown one. Refuses a closed one."""
+        trajectory = await self._enter(uid, prompt_uid, tenant)
+        if trajectory.is_closed or trajectory.closing:
+            raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
+        if trajectory.registration.prompt_uid != prompt_uid:
+            self._change_prompt(trajectory, prompt_uid)
+        return trajectory
+
+    async def existing(self, uid: str, prompt_uid: str, tenant: str) -> Trajectory:
+        """A trajectory that must be there, open or closed."""
+        if uid not in self._held and await self._registration(uid) is None:
+            closed = self._closed.get(_digest(uid))
+            if closed is None or closed.tenant != tenant:
+                raise NotFound(f"there is no trajectory {uid}")
+            await self._recover(self._closed_registration(uid, prompt_uid, closed))
+        trajectory = await self._enter(uid, prompt_uid, tenant)
+        if trajectory.registration.prompt_uid != prompt_uid:
+            raise NotFound(f"there is no trajectory {uid} of prompt {prompt_uid}")
+        return trajectory
+
+    def _closed_registration(self, uid: str, prompt_uid: str, closed: "Closed") -> Registration:
+        return Registration(
+            trajectory_uid=uid,
+            prompt_uid=prompt_uid,
+            run=self._rules.run,
+            tenant=closed.tenant,
+            begins=closed.begins,
+            status="completed",
+        )
+
+    async def _enter(self, uid: str, prompt_uid: str, tenant: str) -> Trajectory:
+        trajectory = self._held.get(uid)
+        if trajectory is None:
+            task = self._entering.get(uid)
+            if task is None:
+                task = asyncio.create_task(self._find_or_register(uid, prompt_uid, tenant))
+                self._entering[uid] = task
+                task.add_done_callback(lambda _: self._entering.pop(uid, None))
+            trajectory = await asyncio.shield(task)
+        if trajectory.registration.tenant != tenant:
+            raise NotFound(f"there is no trajectory {uid}")
+        trajectory.last_used = time.monotonic()
+        return trajectory
+
+    async def _find_or_register(self, uid: str, prompt_uid: str, tenant: str) -> Trajectory:
+        registration = await self._registration(uid)
+        if registration is not None:
+            return await self._recover(registration)
+        if _digest(uid) in self._closed:
+            raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
+        return self._hold(Trajectory(self.new_registration(uid, prompt_uid, tenant)))
+
+    async def _registration(self, uid: str) -> Registration | None:
+        """What the log knows of a trajectory at this moment."""
+        if uid not in self._known and _digest(uid) not in self._closed:
+            assert self.follower is not None
+            await self.follower.sync()
+        return self._known.get(uid)
+
+    async def _recover(self, registration: Registration) -> Trajectory:
+        trajectory = Trajectory(registration)
+        trajectory.registered = True
+        trajectory.restore(await self._recovery.records(registration))
+        metrics.recovered_trajectories.inc()
+        return self._hold(trajectory)
+
+    def _hold(self, trajectory: Trajectory) -> Trajectory:
+        self._held[trajectory.uid] = trajectory
+        metrics.open_trajectories.set(len(self._held))
+        return trajectory
+
+    def _change_prompt(self, trajectory: Trajectory, prompt_uid: str) -> None:
+        """Clients may put their own prompt into the base URL that they were given."""
+        if trajectory.steps or trajectory.running:
+            raise BadRequest(
+                f"trajectory {trajectory.uid} belongs to prompt "
+                f"{trajectory.registration.prompt_uid}, not {prompt_uid}"
+            )
+        self._admit(trajectory.registration.channel, prompt_uid)
+        begins = self._log.end_before(prompt_uid)
+        trajectory.registration = self._own(trajectory, prompt_uid=prompt_uid, begins=begins)
+        trajectory.registered = False
+
+    def _own(self, trajectory: Trajectory, **changes: Any) -> Registration:
+        return msgspec.structs.replace(
+            trajectory.registration, gateway=self._rules.gateway, **changes
+        )
+
+    # Registering
+
+    def new_registration(
+        self, uid: str, prompt_uid: str, tenant: str, **given: Any
+    ) -> Registration:
+        """Checks whether the trajectory may begin; nothing is written yet."""
+        channel = given.get("channel") or TRAIN
+        self._admit(channel, prompt_uid)
+        self._check_room(tenant)
+        now = time.time()
+        deadline_s = given.get("deadline_s") or self._rules.deadline_s
+        return Registration(
+            trajectory_uid=uid,
+            prompt_uid=prompt_uid,
+            run=self._rules.run,
+            channel=channel,
+            metadata=given.get("metadata") or "{}",
+            group_size=given.get("group_size") or self._rules.group_size,
+            deadline=int((now + deadline_s) * 1000),
+            tenant=tenant,
+            gateway=self._rules.gateway,
+            begins=self._log.end_before(prompt_uid),
+            created_at=int(now * 1000),
+        )
+
+    def _admit(self, channel: str, prompt_uid: str) -> None:
+        metrics.admitted_groups.set(self._admission.groups)
+        if channel == TRAIN and not self._admission.admits(prompt_uid):
+            metrics.refused_groups.inc()
+            raise TooMany(
+                "as many groups run or wait for the trainer as may; "
+                "begin this prompt when one of them is decided",
+                code="too_many_groups",
+            )
+
+    def _check_room(self, tenant: str) -> None:
+        limit = self._rules.max_open_trajectories
+        if self._open_of[tenant] >= limit:
+            raise TooMany(f"{limit} trajectories are open; complete some of them first")
+
+    async def begin(self, registration: Registration) -> Trajectory:
+        """Registers a trajectory before its first call."""
+        trajectory = Trajectory(registration)
+        await self.ensure_registered(trajectory)
+        return self._hold(trajectory)
+
+    async def ensure_registered(self, trajectory: Trajectory) -> None:
+        """The registration is in the log before the first Step is acknowledged to anybody."""
+        while not trajectory.registered:
+            registration = trajectory.registration
+            await self._log.register(registration)
+            self._note(registration)
+            # Somebody may have changed it while it was written.
+            trajectory.registered = trajectory.registration is registration
+
+    async def change(self, trajectory: Trajectory, **changes: Any) -> None:
+        """Channel or metadata for the Steps from now on."""
+        if trajectory.is_closed:
+            raise Conflict(f"trajectory {trajectory.uid} is completed")
+        trajectory.registration = self._own(trajectory, **changes)
+        trajectory.registered = False
+        await self.ensure_registered(trajectory)
+
+    # Closing
+
+    async def complete(self, trajectory: Trajectory, about: "Completion") -> None:
+        """Waits for running calls, then closes. The same again is no error; another is."""
+        if trajectory.end is None:
+            trajectory.closing = True
+            try:
+                while trajectory.running:
+                    await asyncio.wait([call.task for call in trajectory.running])
+                if trajectory.end is None:
+                    trajectory.end = await self._write_end(trajectory, about)
+            finally:
+                trajectory.closing = False
+        self._check_same(trajectory.end, about)
+        await self._write_closed(trajectory, trajectory.end)
+
+    async def _write_end(self, trajectory: Trajectory, about: "Completion") -> TrajectoryEnd:
+        if trajectory.is_closed:
+            raise Conflict(f"trajectory {trajectory.uid} is completed already, by another process")
+        registration = trajectory.registration
+        end = TrajectoryEnd(
+            end_id=str(uuid.uuid5(ENDS, f"{trajectory.uid} {about}")),
+            trajectory_uid=trajectory.uid,
+            prompt_uid=registration.prompt_uid,
+            run=registration.run,
+            channel=about.channel or registration.channel,
+            status=about.status,
+            steps=trajectory.steps,
+            reward=about.reward,
+            reward_expected=about.reward_expected,
+            reason=about.reason,
+            metadata=registration.metadata,
+            group_size=registration.group_size,
+            created_at=int(time.time() * 1000),
+        )
+        await self._log.write(end)
+        return end
+
+    def _check_same(self, end: TrajectoryEnd, about: "Completion") -> None:
+        same = (end.status, end.reward) == (about.status, about.reward)
+        if not same or about.channel not in (None, end.channel):
+            raise Conflict(
+                f"trajectory {end.trajectory_uid} is completed already, with status {end.status} "
+                f"and reward {end.reward}; send later rewards as feedback"
+            )
+
+    async def _write_closed(self, trajectory: Trajectory, end: TrajectoryEnd) -> None:
+        if trajectory.registration.status is not None:
+            return
+        closed = self._own(trajectory, status=end.status)
+        await self._log.register(closed)
+        trajectory.registration = closed
+        self._note(closed)
+
+    # Memory
+
+    async def tidy_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_EVERY)
+            self.tidy(time.monotonic(), time.time())
+
+    def tidy(self, monotonic: float, now: float) -> None:
+        """Forgets what can be read back, and what was abandoned long ago."""
+        idle = [
+            uid
+            for uid, trajectory in self._held.items()
+            if not trajectory.running and monotonic - trajectory.last_used > IDLE
+        ]
+        for uid in idle:
+            del self._held[uid]
+        limit = (now - FORGET_AFTER) * 1000
+        abandoned = [uid for uid, r in self._known.items() if (r.deadline or limit) < limit]
+        for uid in abandoned:
+            self._open_of[self._known.pop(uid).tenant] -= 1
+        metrics.open_trajectories.set(len(self._held))
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What holds for every trajectory that is opened here."""
+
+    run: str
+    gateway: str
+    """The name of this process."""
+    group_size: int
+    deadline_s: float
+    max_open_trajectories: int
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """How a trajectory ended, as its agent says."""
+
+    status: Status = "completed"
+    reward: float | None = None
+    reward_expected: bool = False
+    channel: str | None = None
+    reason: str | None = None
+
+
+class Closed(NamedTuple):
+    """What is kept of a closed trajectory: enough to find its End in the log."""
+
+    begins: Position
+    tenant: str
+
+
+def _digest(uid: str) -> bytes:
+    return hashlib.blake2b(uid.encode(), digest_size=12).digest()

@@ -1,0 +1,195 @@
+"""Routes for agents that handle token ids themselves: generate, submit Steps, compute a reward."""
+
+import asyncio
+import math
+import time
+import uuid
+from collections import defaultdict
+from typing import Annotated, Any
+
+import aiohttp
+import msgspec
+
+from gateway.bodies import Uid, decode, finite, metadata_text
+from gateway.engine import TROUBLES
+from gateway.errors import BadRequest, EngineFailed, Unavailable, Unprocessable
+from gateway.generation import Generator
+from gateway.log import Log
+from gateway.policy import Policy
+from gateway.requests import Request
+from gateway.trajectories import Completion, Trajectories
+from gateway.trajectory import Trajectory
+from pool.prompts import delta as prompt_delta
+from schemas import Segment, Step
+from schemas.packing import pack_ids, pack_logprobs
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+SUBMITTED = uuid.UUID("0f0b8d39-4c5d-4f0b-9a52-7f9b1f0b6a57")
+"""Name space of submitted Steps' ids: a submission that is sent again is folded."""
+REWARD_TIMEOUT = aiohttp.ClientTimeout(total=120)
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    prompt_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+    sampling_params: dict[str, Any] = {}
+    image_data: Any = None
+    video_data: Any = None
+
+
+class SubmittedStep(msgspec.Struct, kw_only=True):
+    prompt_ids: list[TokenId]
+    response_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+    trajectory_uid: Uid
+    prompt_uid: Uid
+    step_index: Index = 0
+    policy_version: Index = 0
+    is_last: bool = False
+    reward: float | None = None
+    rollout_log_probs: list[float] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class SubmitBody(msgspec.Struct, kw_only=True):
+    steps: Annotated[list[SubmittedStep], msgspec.Meta(min_length=1, max_length=10_000)]
+
+
+async def generate(generator: Generator, body: bytes) -> bytes:
+    """Ids in, ids out; nothing is recorded."""
+    asked = decode(body, GenerateBody)
+    if asked.image_data or asked.video_data:
+        raise BadRequest("this gateway takes text only; leave image_data and video_data empty")
+    if asked.sampling_params.get("n", 1) != 1:
+        raise BadRequest("n must be 1: call once for each sample", param="sampling_params.n")
+    sampling = {name: v for name, v in asked.sampling_params.items() if name != "logprobs"}
+    request = Request(prompt=asked.prompt_ids, sampling=sampling)
+    outcome = await generator.generate(request, asked.prompt_ids, None, None)
+    sample = outcome.sample
+    return msgspec.json.encode(
+        {
+            "token_ids": sample.ids,
+            "log_probs": sample.logprobs,
+            "stop_reason": sample.finish_reason,
+            "weight_version": _newest(sample.segments),
+        }
+    )
+
+
+def _newest(segments: list[Segment]) -> str:
+    return f"{segments[-1].incarnation}.{segments[-1].version}"
+
+
+class Submission:
+    """Steps that an agent sampled itself: all of them are taken, or none."""
+
+    def __init__(self, log: Log, trajectories: Trajectories, policy: Policy) -> None:
+        self._log = log
+        self._trajectories = trajectories
+        self._policy = policy
+
+    async def submit(self, body: bytes, channel: str, tenant: str, scope: str) -> int:
+        """`scope` goes before prompt_uids, so that tenants share no groups."""
+        steps = decode(body, SubmitBody).steps
+        for at, step in enumerate(steps):
+            self._check(step, at)
+        by_trajectory: dict[tuple[str, str], list[SubmittedStep]] = defaultdict(list)
+        for step in steps:
+            by_trajectory[step.trajectory_uid, scope + step.prompt_uid].append(step)
+        opened = [
+            (await self._open(uid, prompt_uid, tenant, channel), members)
+            for (uid, prompt_uid), members in by_trajectory.items()
+        ]
+        await asyncio.gather(*(self._write(trajectory, part) for trajectory, part in opened))
+        return len(steps)
+
+    def _check(self, step: SubmittedStep, at: int) -> None:
+        logprobs = step.rollout_log_probs
+        if logprobs is not None and len(logprobs) != len(step.response_ids):
+            raise Unprocessable(
+                f"steps[{at}] has {len(step.response_ids)} response_ids and {len(logprobs)} "
+                "rollout_log_probs; send one for each id",
+                param=f"steps[{at}].rollout_log_probs",
+            )
+        if not self._policy.was_opened(step.policy_version):
+            raise Unprocessable(
+                f"steps[{at}] claims policy_version {step.policy_version}, which was never opened "
+                f"in run {self._policy.run}",
+                param=f"steps[{at}].policy_version",
+            )
+        finite(step.reward)
+        metadata_text(step.metadata)
+
+    async def _open(self, uid: str, prompt_uid: str, tenant: str, channel: str) -> Trajectory:
+        trajectory = await self._trajectories.for_call(uid, prompt_uid, tenant)
+        if channel != trajectory.registration.channel:
+            await self._trajectories.change(trajectory, channel=channel)
+        await self._trajectories.ensure_registered(trajectory)
+        return trajectory
+
+    async def _write(self, trajectory: Trajectory, steps: list[SubmittedStep]) -> None:
+        """One after the other: a Step may refer to those that the log has."""
+        for submitted in sorted(steps, key=lambda step: step.step_index):
+            prompt = pack_ids(submitted.prompt_ids)
+            step = self._step(trajectory, submitted, prompt)
+            if not trajectory.has_step(step.step_id):
+                await self._log.write(step)
+                trajectory.add(step, prompt)
+        if any(step.is_last for step in steps):
+            await self._trajectories.complete(trajectory, Completion())
+
+    def _step(self, trajectory: Trajectory, submitted: SubmittedStep, prompt: bytes) -> Step:
+        registration = trajectory.registration
+        response = pack_ids(submitted.response_ids)
+        identity = f"{trajectory.uid} {submitted.step_index} {prompt.hex()} {response.hex()}"
+        return Step(
+            step_id=str(uuid.uuid5(SUBMITTED, identity)),
+            trajectory_uid=trajectory.uid,
+            prompt_uid=registration.prompt_uid,
+            step_index=submitted.step_index,
+            run=registration.run,
+            channel=registration.channel,
+            **prompt_delta(prompt, trajectory.conversation.contexts())._asdict(),
+            response_ids=response,
+            response_logprobs=pack_logprobs(
+                submitted.rollout_log_probs or [math.nan] * len(submitted.response_ids)
+            ),
+            segments=[
+                Segment(
+                    incarnation=self._policy.marks.incarnation,
+                    version=submitted.policy_version,
+                    first_token=0,
+                )
+            ],
+            reward=submitted.reward,
+            metadata=metadata_text(submitted.metadata) or registration.metadata,
+            group_size=registration.group_size,
+            deadline=registration.deadline,
+            tenant=registration.tenant,
+            is_last=submitted.is_last,
+            not_trainable=_why_not(submitted),
+            created_at=int(time.time() * 1000),
+        )
+
+
+def _why_not(submitted: SubmittedStep) -> str | None:
+    return None if submitted.rollout_log_probs else "it was submitted without rollout_log_probs"
+
+
+async def compute_reward(session: aiohttp.ClientSession, url: str | None, body: bytes) -> bytes:
+    """Answered by a reward worker."""
+    if url is None:
+        raise Unavailable("no reward worker is configured: start the gateway with --reward URL")
+    target = f"{url.rstrip('/')}/compute_reward"
+    headers = {"content-type": "application/json"}
+    try:
+        async with session.post(
+            target, data=body, headers=headers, timeout=REWARD_TIMEOUT
+        ) as response:
+            answer = await response.read()
+    except TROUBLES as error:
+        raise EngineFailed("the reward worker did not answer") from error
+    if response.status in (400, 422):
+        raise Unprocessable(f"the reward worker refused it: {answer[:500].decode()}")
+    if response.status != 200:
+        raise EngineFailed(f"the reward worker answered {response.status}")
+    return answer

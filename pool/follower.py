@@ -1,0 +1,124 @@
+"""A topic folded into memory, and kept up to date.
+
+A follower reads one topic from its first record and goes on for ever; every record is given to a
+function, in the order of its partition. `sync` answers what several processes ask that share the
+topic: have I seen everything that was written before now?
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from pool.connection import Connection
+from pool.errors import BrokerUnavailable
+from pool.reader import Reader, open_topic
+from schemas import Codec, Record, SchemaError
+
+log = logging.getLogger(__name__)
+
+Apply = Callable[[Record], None]
+RETRY_AFTER = 1.0
+"""Seconds until a topic is opened again that could not be read."""
+
+
+class Follower:
+    """`async with Follower(connection, topic, codec, apply) as follower`: on entry, everything that
+    the topic held is applied."""
+
+    def __init__(self, connection: Connection, topic: str, codec: Codec, apply: Apply) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._codec = codec
+        self._apply = apply
+        self._reader: Reader | None = None
+        self._reached: dict[int, int] = {}
+        self._moved = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._syncing: asyncio.Task[None] | None = None
+        self._waiting: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._follow(), name=f"follow {self._topic}")
+        try:
+            await self.sync()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        tasks = [t for t in (self._task, self._syncing, self._waiting) if t is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def sync(self) -> None:
+        """Returns when all that was in the topic at this moment is applied. Whoever asks while an
+        answer is on its way shares the next one, so a thousand callers cost two requests."""
+        if self._waiting is None:
+            self._waiting = asyncio.create_task(self._sync_after(self._syncing))
+        await asyncio.shield(self._waiting)
+
+    async def _sync_after(self, earlier: "asyncio.Task[None] | None") -> None:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        self._syncing, self._waiting = self._waiting, None
+        while self._reader is None:
+            await self._next_move()
+        ends = await self._reader.ends(self._reader.partitions)
+        while any(self._reached.get(number, 0) < end for number, end in ends.items()):
+            await self._next_move()
+
+    async def _next_move(self) -> None:
+        if self._task is None or self._task.done():
+            self._raise_failure()
+        self._moved.clear()
+        await self._moved.wait()
+
+    def _raise_failure(self) -> None:
+        error = None if self._task is None or self._task.cancelled() else self._task.exception()
+        raise error or BrokerUnavailable(f"nobody follows {self._topic} any more")
+
+    async def _follow(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._read()
+                except BrokerUnavailable as error:
+                    log.warning("following %s is interrupted: %s", self._topic, error)
+                    await asyncio.sleep(RETRY_AFTER)
+        finally:
+            self._moved.set()
+
+    async def _read(self) -> None:
+        async with open_topic(self._connection, self._topic) as reader:
+            bounds = await reader.bounds(reader.partitions)
+            starts = {p: max(found.low, self._reached.get(p, 0)) for p, found in bounds.items()}
+            self._reached |= starts
+            self._reader = reader
+            try:
+                async for message in reader.read(starts, moved=self._move):
+                    self._take(message.value)
+            finally:
+                self._reader = None
+
+    def _take(self, value: bytes | None) -> None:
+        if value is None:
+            return  # a tombstone: compaction has taken what it stands for
+        try:
+            record = self._codec.decode(value)
+        except SchemaError as error:
+            log.warning("a record of %s cannot be read: %s", self._topic, error)
+            return
+        self._apply(record)
+
+    def _move(self, positions: dict[int, int]) -> None:
+        self._reached |= positions
+        self._moved.set()

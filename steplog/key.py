@@ -1,0 +1,28 @@
+"""API keys: shown once, kept as a hash."""
+
+import hashlib
+import secrets
+from collections.abc import Callable
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from steplog.settings import POSITIONAL
+
+
+class KeySettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tenant: str = Field(
+        description="whose key it is: letters, digits, - and _",
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        json_schema_extra=POSITIONAL,
+    )
+
+
+def make(settings: KeySettings, say: Callable[[str], None]) -> None:
+    """A key for the client, and the line for the file that `steplog gateway --keys-file` reads."""
+    key = f"sk-{secrets.token_urlsafe(32)}"
+    say(f"key (give it to the client, it is not shown again): {key}")
+    say(
+        f"line for the keys file: {settings.tenant}:sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+    )

@@ -1,0 +1,500 @@
+"""An engine without a model: it says what it was told to say, fast, or fails the way it was told to.
+
+It speaks the routes of vLLM that the gateway calls, in the shapes that vLLM 0.32 was seen to use, its
+oddities included (a parsed tool call does not change the finish reason, an end marker that is not
+cut off comes out as text). The tokens are those of `tests.tiny_model`.
+
+    POST /stub/script     answers to give, in order; then every call gets the same tokens again
+    POST /stub/version    {"version": "1.3"}, the weights that it claims to have
+    POST /stub/health     {"status": 503}
+    GET  /stub/requests   the last bodies that came to /inference/v1/generate
+    GET  /stub/cancelled  how many of them were left by their client before the answer was out
+"""
+
+import argparse
+import asyncio
+import codecs
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from secrets import token_hex
+from typing import Annotated, Any
+
+import msgspec
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tests.tiny_model import EOS, IDS
+
+HOST = "127.0.0.1"
+MODEL = "tiny"
+TOKENS = 128
+PRINTABLE = bytes(range(0x20, 0x7F))
+START_LIMIT_S = 30.0
+POLL_S = 0.02
+REQUESTS_KEPT = 1000
+GARBAGE = b"<html>not what you asked for</html>"
+CALL = re.compile(r'(?s)<tool_call>\s*{"name":\s*"(.*?)",\s*"arguments":\s*(.*?)}\s*</tool_call>')
+NAMES = {number: name for name, number in IDS.items()}
+FAULTS = r"^(|before|hang|status:[45]\d\d|error|garbage|cut|logprob_count)$"
+Json = dict[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Seen = tuple[str, list[tuple[str, str]]]
+
+encode = msgspec.json.encode
+
+
+class Answer(msgspec.Struct, forbid_unknown_fields=True, eq=False):
+    """What one generate call gets. The faults, which come after the delay:
+
+    before         the connection is closed without a byte
+    hang           no byte ever
+    status:500     that status, with vLLM's body for errors
+    error          the engine dies under the call: 500, or in a stream an event after the tokens
+    garbage        no JSON
+    cut            the connection is closed in the middle of the body
+    logprob_count  one log-prob too few
+    """
+
+    ids: list[int]
+    logprobs: list[float] | None = None
+    finish_reason: str = "stop"
+    stop_reason: int | str | None = None
+    delay: float = 0.0
+    chunk_delay: float = 0.0
+    chunk: int = 1
+    weight_versions: list[Json] | None = None
+    fault: Annotated[str, msgspec.Meta(pattern=FAULTS)] = ""
+
+
+class _Asked(msgspec.Struct):
+    """The part of a generate request that changes the answer. The prompt stays raw: it is long."""
+
+    token_ids: msgspec.Raw
+    sampling_params: Json
+    model: str | None = None
+    request_id: str = "stub"
+    stream: bool = False
+    stream_options: Json | None = None
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        kind = {400: "BadRequestError", 404: "NotFoundError"}.get(status, "InternalServerError")
+        self.body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+class _Protocol(HttpToolsProtocol):
+    """ASGI has no word for hanging up, so the application gets the connection itself."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["connection"] = self.transport
+
+
+@dataclass(frozen=True)
+class _Call:
+    scope: Message
+    receive: Receive
+    send: Send
+
+    async def body(self) -> bytes:
+        parts = []
+        while True:
+            message = await self.receive()
+            parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def start(self, status: int, kind: str, length: int | None = None) -> None:
+        headers = [(b"content-type", kind.encode())]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, body: bytes, more: bool = False) -> None:
+        await self.send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def answer(self, status: int, body: bytes) -> None:
+        await self.start(status, "application/json", len(body))
+        await self.write(body)
+
+    async def left(self, seconds: float | None) -> bool:
+        """Waits, and says whether the client went away meanwhile."""
+        try:
+            async with asyncio.timeout(seconds):
+                while (await self.receive())["type"] != "http.disconnect":
+                    pass
+        except TimeoutError:
+            return False
+        return True
+
+    async def hang_up(self) -> None:
+        self.scope["state"]["connection"].close()
+        await self.left(None)
+
+
+class Stub:
+    """The ASGI application."""
+
+    def __init__(self, model: str, tokens: int) -> None:
+        self._model = model
+        self._version = "default"
+        self._health = 200
+        self._cancelled = 0
+        self._bodies: deque[bytes] = deque(maxlen=REQUESTS_KEPT)
+        self._script: deque[Answer] = deque()
+        self._usual = Answer(ids=[*(PRINTABLE * tokens)[: tokens - 1], EOS])
+        self._routes: dict[str, Callable[[bytes], Json]] = {
+            "/v1/models": self._models,
+            "/weight_info": lambda _: {"weight_version": self._version},
+            "/v1/chat/completions/derender": partial(derender, model),
+            "/stub/script": self._set_script,
+            "/stub/version": self._set_version,
+            "/stub/health": self._set_health,
+            "/stub/requests": lambda _: {"requests": [json.loads(body) for body in self._bodies]},
+            "/stub/cancelled": lambda _: {"cancelled": self._cancelled},
+        }
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        call = _Call(scope, receive, send)
+        path = scope["path"]
+        try:
+            if path == "/inference/v1/generate":
+                await self._generate(call, await call.body())
+            elif path == "/health":
+                await call.answer(self._health, b"")
+            elif path in self._routes:
+                await call.answer(200, encode(self._routes[path](await call.body())))
+            else:
+                await call.answer(404, b'{"detail":"Not Found"}')
+        except _Refused as refused:
+            await call.answer(refused.status, encode(refused.body))
+        except msgspec.DecodeError as error:
+            await call.answer(400, encode(_Refused(400, str(error)).body))
+
+    def _models(self, _: bytes) -> Json:
+        model = {
+            "id": self._model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "vllm",
+        }
+        model |= {"root": self._model, "parent": None, "max_model_len": 1024, "permission": []}
+        return {"object": "list", "data": [model]}
+
+    def _set_script(self, body: bytes) -> Json:
+        self._script.extend(msgspec.json.decode(body, type=list[Answer]))
+        return {"waiting": len(self._script)}
+
+    def _set_version(self, body: bytes) -> Json:
+        self._version = str(json.loads(body)["version"])
+        return {"version": self._version}
+
+    def _set_health(self, body: bytes) -> Json:
+        self._health = int(json.loads(body)["status"])
+        return {"status": self._health}
+
+    async def _generate(self, call: _Call, body: bytes) -> None:
+        self._bodies.append(body)
+        asked = msgspec.json.decode(body, type=_Asked)
+        if asked.model not in (None, self._model):
+            raise _Refused(404, f"The model `{asked.model}` does not exist.")
+        answer = self._script.popleft() if self._script else self._usual
+        if answer.delay and await call.left(answer.delay):
+            self._cancelled += 1
+        elif answer.fault == "before":
+            await call.hang_up()
+        elif answer.fault == "hang":
+            self._cancelled += await call.left(None)
+        elif answer.fault.startswith("status:"):
+            raise _Refused(int(answer.fault.removeprefix("status:")), "the script says so")
+        elif asked.stream:
+            await self._stream(call, asked, answer)
+        else:
+            await self._whole(call, asked, answer)
+
+    async def _whole(self, call: _Call, asked: _Asked, answer: Answer) -> None:
+        if answer.fault == "error":
+            raise _Refused(500, "EngineCore encountered an issue.")
+        head: Json = {"request_id": f"generate-tokens-{asked.request_id}", "model": self._model}
+        head |= {"created": int(time.time()), "usage": _usage(asked, answer)}
+        (rest,) = self._parts(asked, answer)
+        body = GARBAGE if answer.fault == "garbage" else encode(head)[:-1] + rest
+        if answer.fault == "cut":
+            await call.start(200, "application/json", len(body))
+            await call.write(body[: len(body) // 2], more=True)
+            await call.hang_up()
+        else:
+            await call.answer(200, body)
+
+    async def _stream(self, call: _Call, asked: _Asked, answer: Answer) -> None:
+        await call.start(200, "text/event-stream; charset=utf-8")
+        events = self._events(asked, answer)
+        if answer.fault == "cut":
+            events = [*events[: len(events) // 2], b'data: {"requ']
+        if not answer.chunk_delay:
+            # One write: nobody waits between the chunks, and many small ones are what is slow here.
+            events = [b"".join(events)]
+        for place, event in enumerate(events):
+            if place and await call.left(answer.chunk_delay):
+                self._cancelled += 1
+                return
+            await call.write(event, more=True)
+        await (call.hang_up() if answer.fault == "cut" else call.write(b""))
+
+    def _events(self, asked: _Asked, answer: Answer) -> list[bytes]:
+        head = {"request_id": f"generate-tokens-{asked.request_id}"}
+        start = b"data: " + encode(head | {"usage": None})[:-1]
+        events = [start + part + b"\n\n" for part in self._parts(asked, answer)]
+        if answer.fault == "garbage":
+            events = [b"data: " + GARBAGE + b"\n\n"]
+        elif answer.fault == "error":
+            died = _Refused(500, "EngineCore encountered an issue.")
+            events[-1] = b"data: " + encode(died.body) + b"\n\n"
+        elif asked.stream_options and asked.stream_options.get("include_usage"):
+            last = {"usage": _usage(asked, answer), "output_mode": "tokens", "choices": []}
+            events.append(b"data: " + encode(head | last) + b"\n\n")
+        return [*events, b"data: [DONE]\n\n"]
+
+    def _parts(self, asked: _Asked, answer: Answer) -> list[bytes]:
+        """What follows the head of an answer, which is where its request's own values are."""
+        logprobs = asked.sampling_params.get("logprobs") is not None
+        return _encoded(answer, asked.stream, logprobs, self._version)
+
+
+# An answer is its own key: the usual one is encoded once for each way to ask.
+@lru_cache(maxsize=32)
+def _encoded(answer: Answer, stream: bool, logprobs: bool, version: str) -> list[bytes]:
+    fields: Json = {"output_mode": "tokens"}
+    if not stream:
+        absent = "prompt_logprobs prompt_token_id_logprobs prompt_token_ids mm_placeholders metrics"
+        names = [*absent.split(), "kv_transfer_params", "ec_transfer_params"]
+        fields = dict.fromkeys(names) | fields
+    size = answer.chunk if stream else max(len(answer.ids), 1)
+    return [
+        # Without the brace: it goes on where a head was.
+        b"," + encode(fields | {"choices": [_choice(answer, start, size, logprobs, version)]})[1:]
+        for start in range(0, max(len(answer.ids), 1), size)
+    ]
+
+
+def _choice(answer: Answer, start: int, size: int, logprobs: bool, version: str) -> Json:
+    last = start + size >= len(answer.ids)
+    whole = [{"version": version, "start": 0, "end": len(answer.ids)}]
+    return {
+        "index": 0,
+        "finish_reason": answer.finish_reason if last else None,
+        "stop_reason": answer.stop_reason if last else None,
+        "token_ids": answer.ids[start : start + size],
+        "routed_experts": None,
+        "sampling_mask": None,
+        "weight_versions": (answer.weight_versions or whole) if last else None,
+        "logprobs": {"content": _logprobs(answer)[start : start + size]} if logprobs else None,
+    }
+
+
+def _logprobs(answer: Answer) -> list[Json]:
+    # Each place has its own value, and one that JSON keeps exactly: a shifted list shows.
+    values = answer.logprobs or [-(place + 1) / 1024 for place in range(len(answer.ids))]
+    if answer.fault == "logprob_count":
+        values = values[:-1]
+    tops = [
+        {"token_id": number, "logprob": value, "rank": 1}
+        for number, value in zip(answer.ids, values, strict=False)
+    ]
+    return [{**top, "top_logprobs": [top]} for top in tops]
+
+
+def _usage(asked: _Asked, answer: Answer) -> Json:
+    return _sum(bytes(asked.token_ids).count(b",") + 1, len(answer.ids))
+
+
+def _sum(prompt: int, completion: int) -> Json:
+    total = prompt + completion
+    return {"prompt_tokens": prompt, "total_tokens": total, "completion_tokens": completion}
+
+
+def derender(model: str, body: bytes) -> Json:
+    """Ids into messages, with a small hermes parser, which streams a call when it is complete."""
+    request: Json = json.loads(body)
+    stream = bool(request.get("stream"))
+    for name in ("chat_request", "prompt_token_ids") if stream else ("chat_request",):
+        if request.get(name) is None:
+            raise _Refused(400, f"{name} is required when a tool parser is configured")
+    chat = request["chat_request"]
+    tools = bool(chat.get("tools")) and chat.get("tool_choice") != "none"
+    return (_derender_chunk if stream else _derender_whole)(model, request, tools)
+
+
+def _derender_whole(model: str, request: Json, tools: bool) -> Json:
+    response = request["generate_response"]
+    choices = []
+    for choice in response["choices"]:
+        if not choice.get("token_ids"):
+            raise _Refused(400, f"choice {choice['index']} has empty or null token_ids")
+        ending = _ending({"finish_reason": "stop"} | choice)
+        choices.append(ending | {"message": _message(choice["token_ids"], tools)})
+    head = {"id": response.get("request_id", "stub"), "object": "chat.completion"}
+    head |= {"created": int(time.time()), "model": model, "choices": choices}
+    completion = sum(len(choice["token_ids"]) for choice in response["choices"])
+    return head | {"usage": _sum(request.get("prompt_tokens") or 0, completion)}
+
+
+def _ending(choice: Json) -> Json:
+    names = ("index", "finish_reason", "stop_reason")
+    return {name: choice.get(name) for name in names} | {"logprobs": None}
+
+
+def _message(ids: Sequence[int], tools: bool) -> Json:
+    content, found = _seen(ids, tools)
+    message: Json = {"role": "assistant", "content": text_of(ids), "reasoning": None}
+    with suppress(json.JSONDecodeError):
+        calls = [(name, json.dumps(json.loads(arguments))) for name, arguments in found]
+        if calls:
+            entries = [_tool_call(token_hex(8), *call) for call in calls]
+            message |= {"content": content or None, "tool_calls": entries}
+    return message
+
+
+def _tool_call(identity: str | None, name: str | None, arguments: str | None) -> Json:
+    kind = "function" if identity else None
+    return {"id": identity, "type": kind, "function": {"name": name, "arguments": arguments}}
+
+
+def _derender_chunk(model: str, request: Json, tools: bool) -> Json:
+    """The difference between what the ids said before this chunk and what they say with it."""
+    chunk, state = request["generate_chunk"], request.get("stream_state") or {}
+    ids: list[int] = state.get("output_token_ids", [])
+    sent = bool(state.get("role_sent"))
+    choices = []
+    for choice in chunk["choices"]:
+        before, ids = _seen(ids, tools), ids + (choice.get("token_ids") or [])
+        now = _seen(ids, tools)
+        delta = {"role": None if sent else "assistant"} | _delta(before, now)
+        choices.append(_ending(choice) | {"delta": delta})
+        if choice.get("finish_reason") and now[1]:
+            choices[-1]["finish_reason"] = "tool_calls"
+    head = {"id": chunk.get("request_id", "stub"), "object": "chat.completion.chunk"}
+    head |= {"created": int(time.time()), "model": model, "usage": chunk.get("usage")}
+    state = {"output_token_ids": ids, "role_sent": sent or bool(choices)}
+    return {"chunk": head | {"choices": choices}, "stream_state": state}
+
+
+def _delta(before: Seen, now: Seen) -> Json:
+    delta: Json = {"content": now[0][len(before[0]) :] or None, "reasoning": None}
+    entries = []
+    for place in range(len(before[1]), len(now[1])):
+        name, arguments = now[1][place]
+        # Two entries of the same call, as vLLM writes them when a chunk holds both.
+        entries.append({"index": place} | _tool_call(f"chatcmpl-tool-{token_hex(8)}", name, None))
+        entries.append({"index": place} | _tool_call(None, None, arguments))
+    return delta | {"tool_calls": entries} if entries else delta
+
+
+def _seen(ids: Sequence[int], tools: bool) -> Seen:
+    """The content so far, and the name and arguments of each complete call."""
+    text = text_of(ids)
+    return (text.partition("<tool_call>")[0], CALL.findall(text)) if tools else (text, [])
+
+
+def text_of(ids: Sequence[int]) -> str:
+    """Half a character at the end is left out, as it may be completed."""
+    raw = b"".join(NAMES[number].encode() if number in NAMES else bytes([number]) for number in ids)
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(raw)
+
+
+class StubEngine:
+    """A running stub, seen from a test."""
+
+    def __init__(self, port: int, process: "subprocess.Popen[bytes]") -> None:
+        self.url = f"http://{HOST}:{port}"
+        self.port = port
+        self.process = process
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def script(self, answers: Sequence[Json]) -> None:
+        """Each is an object with the fields of `Answer`."""
+        self._ask("/stub/script", list(answers))
+
+    def set_version(self, version: str) -> None:
+        self._ask("/stub/version", {"version": version})
+
+    def set_health(self, status: int) -> None:
+        self._ask("/stub/health", {"status": status})
+
+    def requests(self) -> list[Json]:
+        return list(self._ask("/stub/requests")["requests"])
+
+    def cancelled(self) -> int:
+        return int(self._ask("/stub/cancelled")["cancelled"])
+
+    def _ask(self, path: str, body: object = None) -> Json:
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(self.url + path, data, timeout=10) as response:
+            return dict(json.load(response))
+
+
+@contextmanager
+def running_stub(tokens: int = TOKENS, model: str = MODEL, port: int = 0) -> Iterator[StubEngine]:
+    """A stub as a process of its own; give it the port of a killed one to have that one back."""
+    # Here, because the stub itself shall not wait for what the fixtures import.
+    from tests.conftest import free_port
+
+    port = port or free_port()
+    command = [sys.executable, "-m", "tests.gateway.stub_engine", "--port", str(port)]
+    command += ["--tokens", str(tokens), "--model", model]
+    engine = StubEngine(port, subprocess.Popen(command, cwd=Path(__file__).parents[2]))
+    try:
+        _wait_until_up(engine)
+        yield engine
+    finally:
+        engine.kill()
+
+
+def _wait_until_up(engine: StubEngine) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while engine.process.poll() is None and time.monotonic() < deadline:
+        try:
+            engine.cancelled()
+            return
+        except OSError:
+            time.sleep(POLL_S)
+    raise RuntimeError("the stub engine did not start")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--model", default=MODEL)
+    options = parser.parse_args()
+    uvicorn.run(
+        Stub(options.model, options.tokens),
+        host=HOST,
+        port=options.port,
+        loop="uvloop",
+        http=_Protocol,
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+    )
+
+
+if __name__ == "__main__":
+    main()
