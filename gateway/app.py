@@ -20,15 +20,15 @@ from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 
 from gateway import bodies, metrics, whitebox
-from gateway.chat import Chat
-from gateway.completions import Completions
+from gateway.dialects.chat import Chat
+from gateway.dialects.completions import Completions
+from gateway.dialects.messages import Messages, anthropic_error, count_tokens_request
+from gateway.dialects.responses import Responses
 from gateway.errors import ApiError, BadRequest, NotFound, TooMany, Unavailable
 from gateway.exchange import Exchange
 from gateway.gateway import Gateway, api_key
 from gateway.keys import SEPARATOR, Keys
-from gateway.messages import Messages, anthropic_error, count_tokens_request
 from gateway.requests import Dialect
-from gateway.responses import Responses
 from gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,12 @@
 """The bodies of the trajectory routes."""
 
 import math
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from gateway.errors import BadRequest, Unprocessable, bad_body
+from gateway.errors import BadRequest, Unprocessable, decoded
 
 Body = TypeVar("Body")
 Uid = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -50,10 +51,8 @@ def decode(body: bytes, kind: type[Body]) -> Body:
     """An empty body is one without fields; JSON null as well."""
     if not body.strip() or body.strip() == b"null":
         body = b"{}"
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise bad_body(error) from error
+    found: Body = decoded(partial(msgspec.json.decode, type=kind), body)
+    return found
 
 
 def metadata_text(metadata: dict[str, Any] | None) -> str | None:

@@ -14,14 +14,14 @@ import msgspec
 
 from gateway import metrics
 from gateway.answers import add_details, answer
-from gateway.conversation import Chain
-from gateway.engine_wire import UNKNOWN_LOGPROB, Sample
+from gateway.engines.wire import UNKNOWN_LOGPROB, Sample
 from gateway.errors import TooLarge
 from gateway.generation import Generator, Outcome
-from gateway.log import Log
 from gateway.requests import Answer, Delta, Request, not_trainable
-from gateway.trajectories import Trajectories
-from gateway.trajectory import Trajectory, Written
+from gateway.state.conversation import Chain
+from gateway.state.log import Log
+from gateway.state.trajectories import Trajectories
+from gateway.state.trajectory import Trajectory, Written
 from pool.prompts import delta as prompt_delta
 from schemas import Step, StepNote
 from schemas.packing import ID_BYTES, pack_ids, pack_logprobs, unpack_ids

@@ -12,7 +12,7 @@ from gateway.call import Call, Recorder, note
 from gateway.errors import ApiError, Unavailable
 from gateway.exchange import Exchange
 from gateway.requests import Answer, Dialect, Request
-from gateway.trajectory import Written
+from gateway.state.trajectory import Written
 
 
 async def deliver(exchange: Exchange, dialect: Dialect, call: Call) -> None:

@@ -12,17 +12,17 @@ from gateway.answers import answer as answer_of
 from gateway.bodies import Complete, Init, Rate, Register, decode, finite, metadata_text
 from gateway.call import Call, Recorder
 from gateway.delivery import deliver, deliver_again, send_whole
-from gateway.engines import Engines
+from gateway.engines.fleet import Engines
+from gateway.engines.policy import Policy
 from gateway.errors import BadRequest, NotFound
 from gateway.exchange import Exchange
 from gateway.generation import Generator
 from gateway.keys import Keys
-from gateway.log import Log
-from gateway.policy import Policy
 from gateway.requests import Dialect, Request
 from gateway.settings import GatewaySettings
-from gateway.trajectories import Completion, Trajectories
-from gateway.trajectory import Trajectory
+from gateway.state.log import Log
+from gateway.state.trajectories import Completion, Trajectories
+from gateway.state.trajectory import Trajectory
 from schemas import Feedback
 
 PROBE_TOKENS = 16

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from gateway import metrics
-from gateway.engine import TROUBLES, Engine, EngineTrouble
-from gateway.engine_wire import Malformed, Sample
-from gateway.engines import Engines
+from gateway.engines.engine import TROUBLES, Engine, EngineTrouble
+from gateway.engines.fleet import Engines
+from gateway.engines.wire import Malformed, Sample
 from gateway.errors import EngineFailed
 from gateway.reading import (
     Emit,

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.engine import Engine
-from gateway.engine_wire import Parsed, Sample
+from gateway.engines.engine import Engine
+from gateway.engines.wire import Parsed, Sample
 from gateway.rendering import Renderer
 from gateway.requests import Delta, Request, TokenLogprob, ToolCall, ToolCallDelta
 

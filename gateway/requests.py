@@ -184,7 +184,7 @@ def template_messages(messages: list[Message]) -> list[Message]:
 def _template_message(message: Message, at: int) -> Message:
     role = message.get("role")
     role = "system" if role == "developer" else role
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise BadRequest(
             f"messages[{at}].role must be one of {', '.join(sorted(ROLES))}", param="messages"
         )

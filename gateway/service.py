@@ -10,18 +10,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import uvicorn
 import uvloop
 
-from gateway.admission import Admission
 from gateway.app import State, make_app
-from gateway.engines import open_engines
+from gateway.engines.fleet import open_engines
+from gateway.engines.policy import Policy
 from gateway.gateway import Gateway
 from gateway.generation import Generator
 from gateway.keys import load_keys
-from gateway.log import open_log
-from gateway.policy import Policy
-from gateway.recovery import Recovery
-from gateway.rendering import Renderer
+from gateway.rendering import Renderer, hide_torch
 from gateway.settings import GatewaySettings
-from gateway.trajectories import Rules, Trajectories
+from gateway.state.admission import Admission
+from gateway.state.log import open_log
+from gateway.state.recovery import Recovery
+from gateway.state.trajectories import Rules, Trajectories
 from pool import topics
 from pool.errors import BrokerUnavailable, Fatal
 from pool.follower import Follower
@@ -39,6 +39,8 @@ def serve(settings: GatewaySettings) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+    hide_torch()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings))
 

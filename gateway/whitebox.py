@@ -11,14 +11,14 @@ import aiohttp
 import msgspec
 
 from gateway.bodies import Uid, decode, finite, metadata_text
-from gateway.engine import TROUBLES
+from gateway.engines.engine import TROUBLES
+from gateway.engines.policy import Policy
 from gateway.errors import BadRequest, EngineFailed, Unavailable, Unprocessable
 from gateway.generation import Generator
-from gateway.log import Log
-from gateway.policy import Policy
 from gateway.requests import Request
-from gateway.trajectories import Completion, Trajectories
-from gateway.trajectory import Trajectory
+from gateway.state.log import Log
+from gateway.state.trajectories import Completion, Trajectories
+from gateway.state.trajectory import Trajectory
 from pool.prompts import delta as prompt_delta
 from schemas import Segment, Step
 from schemas.packing import pack_ids, pack_logprobs

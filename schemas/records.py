@@ -78,7 +78,7 @@ class Step(Record, frozen=True, kw_only=True):
     model: str = ""
     tokenizer: str = ""
     request_hash: bytes = b""
-    conversation: bytes = b""
+    conversation: bytes | None = None
     reward: float | None = None
     metadata: Json = "{}"
     group_size: int | None = None

@@ -49,7 +49,7 @@ def test_the_light_parts_do_not_import_torch() -> None:
     modules = [
         ".".join(file.relative_to(ROOT).with_suffix("").parts)
         for package in MAY_IMPORT
-        for file in (ROOT / package).glob("*.py")
+        for file in (ROOT / package).rglob("*.py")
         if file.name != "__init__.py"
     ]
     script = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"

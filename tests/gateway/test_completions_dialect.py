@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openai import APIError, OpenAI
 from openai.types import Completion
 
-from gateway.completions import Completions, CompletionsBody
+from gateway.dialects.completions import Completions, CompletionsBody
 from gateway.errors import ApiError, BadRequest
 from gateway.requests import Delta, Request, TokenLogprob
 from tests.gateway.dialects import ANSWERS, STEP, Served, an_answer, bodies, replying, streamed

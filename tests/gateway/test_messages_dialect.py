@@ -11,6 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from gateway.dialects.messages import (
+    Messages,
+    anthropic_error,
+    count_tokens_answer,
+    count_tokens_request,
+)
+from gateway.dialects.messages_body import MessagesBody
 from gateway.errors import (
     ApiError,
     BadRequest,
@@ -23,13 +30,6 @@ from gateway.errors import (
     Unavailable,
     Unprocessable,
 )
-from gateway.messages import (
-    Messages,
-    anthropic_error,
-    count_tokens_answer,
-    count_tokens_request,
-)
-from gateway.messages_body import MessagesBody
 from gateway.requests import Answer, Delta, Request, ToolCall, ToolCallDelta
 from tests.gateway.dialects import (
     ANSWERS,
@@ -159,7 +159,7 @@ def test_a_choice_of_tools_is_openais(choice: Any, meant: Any) -> None:
     request = parsed(tools=[READ], tool_choice=choice)
     assert request.tool_choice == meant
     assert (request.tools is None) == (meant == "none")
-    assert ("structured_outputs" in request.sampling) == (meant not in ("auto", "none"))
+    assert request.forces_tool == (meant not in ("auto", "none"))
 
 
 def test_the_search_for_tools_is_left_out_since_all_are_shown() -> None:

@@ -11,10 +11,10 @@ from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from gateway.dialects.responses import Responses
+from gateway.dialects.responses_body import ResponsesBody
 from gateway.errors import ApiError, BadRequest
 from gateway.requests import Answer, Delta, Request, ToolCall, ToolCallDelta
-from gateway.responses import Responses
-from gateway.responses_body import ResponsesBody
 from tests.gateway.dialects import (
     ANSWERS,
     CALLS,
@@ -171,7 +171,7 @@ def test_a_choice_of_tools_is_that_of_chat(choice: Any, meant: Any) -> None:
     request = parsed(tools=[READ, PATCH, MCP], tool_choice=choice)
     wanted = {"type": "function", "function": meant} if isinstance(meant, dict) else meant
     assert request.tool_choice == wanted
-    assert ("structured_outputs" in request.sampling) == (meant not in ("auto", "none"))
+    assert request.forces_tool == (meant not in ("auto", "none"))
 
 
 @pytest.mark.parametrize(

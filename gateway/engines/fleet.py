@@ -13,9 +13,9 @@ from pathlib import Path
 
 import aiohttp
 
-from gateway.engine import TROUBLES, Engine
+from gateway.engines.engine import TROUBLES, Engine
+from gateway.engines.policy import Policy
 from gateway.errors import Unavailable
-from gateway.policy import Policy
 from gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)

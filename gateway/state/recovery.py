@@ -7,7 +7,7 @@ wait while a pass is under way are read together in the next one.
 import asyncio
 from collections.abc import Sequence
 
-from gateway.log import Log, StepsRecord
+from gateway.state.log import Log, StepsRecord
 from schemas import Registration
 
 Records = Sequence[StepsRecord]

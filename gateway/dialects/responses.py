@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.chat import chosen_tools
+from gateway.dialects.chat import chosen_tools
+from gateway.dialects.responses_body import ResponsesBody, Tools, conversation, openai_choice
+from gateway.dialects.responses_stream import Echo, ResponsesWriter, finished, items
+from gateway.dialects.sampling import sampling_params
 from gateway.errors import BadRequest, decoded
 from gateway.requests import Answer, Request, template_messages
-from gateway.responses_body import ResponsesBody, Tools, conversation, openai_choice
-from gateway.responses_stream import Echo, ResponsesWriter, finished, items
-from gateway.sampling import sampling_params
 
 ECHOED = ("temperature", "top_p", "max_output_tokens", "metadata")
 LOGPROBS = "message.output_text.logprobs"
@@ -33,13 +33,12 @@ class Responses:
         _refuse_what_is_not_served(asked)
         shown = Tools.of(asked.tools or [])
         choice = openai_choice(asked.tool_choice)
-        tools, forced = chosen_tools(shown.functions, choice)
         return Request(
             messages=template_messages(conversation(asked)),
-            tools=tools,
+            tools=chosen_tools(shown.functions, choice),
             tool_choice=choice,
             template=_template(asked),
-            sampling=_sampling(asked) | forced,
+            sampling=_sampling(asked),
             model=asked.model or "",
             stream=bool(asked.stream),
             include_usage=True,

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gateway import metrics
-from gateway.admission import TRAIN, Admission
 from gateway.errors import BadRequest, Conflict, NotFound, TooMany
-from gateway.log import Log
-from gateway.recovery import Recovery
-from gateway.trajectory import Trajectory
+from gateway.state.admission import TRAIN, Admission
+from gateway.state.log import Log
+from gateway.state.recovery import Recovery
+from gateway.state.trajectory import Trajectory
 from pool.follower import Follower
 from schemas import Position, Record, Registration, TrajectoryEnd
 from schemas.records import Status

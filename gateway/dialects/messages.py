@@ -9,15 +9,16 @@ from typing import Any
 
 import msgspec
 
-from gateway.chat import chosen_tools
-from gateway.errors import ApiError, BadRequest, decoded
-from gateway.messages_body import (
+from gateway.dialects.chat import chosen_tools
+from gateway.dialects.messages_body import (
     INVALID_JSON,
     MessagesBody,
     conversation,
     functions,
     openai_choice,
 )
+from gateway.dialects.sampling import sampling_params
+from gateway.errors import ApiError, BadRequest, decoded
 from gateway.requests import (
     Answer,
     Delta,
@@ -29,7 +30,6 @@ from gateway.requests import (
     parsed,
     template_messages,
 )
-from gateway.sampling import sampling_params
 
 ERROR_TYPES = {
     401: "authentication_error",
@@ -98,13 +98,12 @@ def _request(asked: MessagesBody) -> Request:
     if not asked.messages:
         raise BadRequest("messages must not be empty", param="messages")
     choice = openai_choice(asked.tool_choice)
-    tools, forced = chosen_tools(functions(asked.tools or []), choice)
     return Request(
         messages=template_messages(list(conversation(asked))),
-        tools=tools,
+        tools=chosen_tools(functions(asked.tools or []), choice),
         tool_choice=choice,
         template=_template(asked),
-        sampling=_sampling(asked) | forced,
+        sampling=_sampling(asked),
         model=asked.model or "",
         stream=bool(asked.stream),
         include_usage=True,

@@ -58,7 +58,16 @@ def _essence(message: Message) -> bytes:
 
 def _calls(message: Message) -> list[tuple[str, Any]]:
     functions = (call["function"] for call in message.get("tool_calls", ()))
-    return [(function["name"], function["arguments"]) for function in functions]
+    return [(function["name"], _same(function["arguments"])) for function in functions]
+
+
+def _same(value: Any) -> Any:
+    """JavaScript sends 1.0 back as 1."""
+    if isinstance(value, dict):
+        return {name: _same(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_same(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Thread(msgspec.Struct):
@@ -106,7 +115,7 @@ class Conversation:
         """What `pool.prompts.delta` may refer to: acknowledged Steps only."""
         return {thread.step_id: thread.ids for thread in self._threads.values()}
 
-    def add(self, step_id: str, prompt: bytes, response: bytes, digest: bytes) -> None:
+    def add(self, step_id: str, prompt: bytes, response: bytes, digest: bytes | None) -> None:
         """A Step that the log has."""
         ids = prompt + response
         thread = self._extended(prompt)
@@ -116,7 +125,7 @@ class Conversation:
         else:
             thread.step_id, thread.ids = step_id, ids
             self._threads.move_to_end(id(thread))
-        if digest:
+        if digest is not None:
             self._places[digest] = Place(thread, len(ids))
         while len(self._threads) > THREADS:
             self._forget(self._threads.popitem(last=False)[1])

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.errors import BadRequest, bad_body
+from gateway.dialects.sampling import Natural, Positive, SamplingBody, sampling_params
+from gateway.errors import BadRequest, decoded
 from gateway.requests import (
     Answer,
     Delta,
@@ -16,7 +17,6 @@ from gateway.requests import (
     event,
     template_messages,
 )
-from gateway.sampling import Natural, Positive, SamplingBody, sampling_params
 
 DONE = event(b"[DONE]")
 MAX_TOP_LOGPROBS = 20
@@ -50,22 +50,18 @@ class Chat:
     body = ChatBody
 
     def parse(self, body: bytes) -> Request:
-        try:
-            chat = _decode(body)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            raise bad_body(error) from error
+        chat = decoded(_decode, body)
         if (chat.top_logprobs or 0) > MAX_TOP_LOGPROBS:
             raise BadRequest(f"top_logprobs is at most {MAX_TOP_LOGPROBS}", param="top_logprobs")
         sampling = sampling_params(chat)
         if chat.max_completion_tokens is not None:
             sampling["max_tokens"] = chat.max_completion_tokens
-        tools, forced = chosen_tools(chat.tools, chat.tool_choice)
         return Request(
             messages=template_messages(chat.messages),
-            tools=tools,
+            tools=chosen_tools(chat.tools, chat.tool_choice),
             tool_choice=chat.tool_choice,
             template=chat.chat_template_kwargs or {},
-            sampling=sampling | forced,
+            sampling=sampling,
             model=chat.model or "",
             stream=bool(chat.stream),
             include_usage=bool(chat.stream_options and chat.stream_options.include_usage),
@@ -148,21 +144,20 @@ class ChatWriter:
 
 def chosen_tools(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None
-) -> tuple[list[dict[str, Any]] | None, dict[str, Any]]:
-    """The tools that the template shows, and what the engine must be held to."""
-    functions = [_function(tool, at) for at, tool in enumerate(tools or [])]
-    if choice in (None, "auto"):
-        return tools or None, {}
+) -> list[dict[str, Any]] | None:
+    """The tools that the template shows. A forced choice is the engine's to enforce."""
+    names = {_function(tool, at)["name"] for at, tool in enumerate(tools or [])}
     if choice == "none":
-        return None, {}
-    named = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
-    wanted = [f for f in functions if choice == "required" or f["name"] == named]
-    if not wanted:
+        return None
+    function = choice.get("function") if isinstance(choice, dict) else None
+    named = function.get("name") if isinstance(function, dict) else None
+    possible = bool(names) if choice == "required" else choice in (None, "auto") or named in names
+    if not possible:
         raise BadRequest(
             "tool_choice must be none, auto, required, or name one of the tools",
             param="tool_choice",
         )
-    return tools, {"structured_outputs": {"json": _forced_schema(wanted, choice)}}
+    return tools or None
 
 
 def _function(tool: dict[str, Any], at: int) -> dict[str, Any]:
@@ -170,24 +165,6 @@ def _function(tool: dict[str, Any], at: int) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRequest(f"tools[{at}] needs a function with a name", param="tools")
     return function
-
-
-def _forced_schema(functions: list[dict[str, Any]], choice: str | dict[str, Any]) -> dict[str, Any]:
-    """The JSON that vLLM expects of forced calls: a list of them, or one function's arguments."""
-    anything = {"type": "object", "properties": {}}
-    if isinstance(choice, dict):
-        return dict(functions[0].get("parameters") or anything)
-    calls = [
-        {
-            "properties": {
-                "name": {"type": "string", "enum": [function["name"]]},
-                "parameters": function.get("parameters") or anything,
-            },
-            "required": ["name", "parameters"],
-        }
-        for function in functions
-    ]
-    return {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}}
 
 
 def usage(used: Usage) -> dict[str, int]:

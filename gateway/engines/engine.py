@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gateway import engine_wire as wire
-from gateway.engine_wire import Malformed, Parsed, Version
+from gateway.engines import wire
+from gateway.engines.wire import Malformed, Parsed, Version
 from gateway.errors import ApiError, BadRequest, TooLarge
 
 JSON = {"content-type": "application/json"}

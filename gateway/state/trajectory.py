@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gateway.conversation import Conversation
+from gateway.state.conversation import Conversation
 from pool.prompts import BrokenPrompt, full_prompt
 from schemas import Registration, Step, StepNote, TrajectoryEnd
 from schemas.packing import ID_BYTES
 
 if TYPE_CHECKING:
     from gateway.call import Call
-    from gateway.log import StepsRecord
+    from gateway.state.log import StepsRecord
 
 Value = TypeVar("Value")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gateway.engine_wire import Version
+from gateway.engines.wire import Version
 from pool.marks import PolicyMarks
 from schemas import PolicyVersion, Record
 

@@ -1,0 +1,1 @@
+"""One module per API that clients speak; each turns bodies into Requests and Answers into bytes."""

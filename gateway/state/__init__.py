@@ -1,0 +1,1 @@
+"""What the gateway remembers of trajectories, and how the log gives it back."""
