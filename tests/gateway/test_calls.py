@@ -1,5 +1,7 @@
 """Calls by the real clients: what they are told, and what the log has afterwards."""
 
+from typing import Any
+
 import pytest
 
 from schemas.packing import unpack_ids, unpack_logprobs
@@ -9,7 +11,7 @@ from tests.tiny_model import EOS
 
 pytestmark = pytest.mark.broker
 
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
 def test_a_call_is_a_step_with_the_sampled_ids(
