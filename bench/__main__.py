@@ -1,34 +1,42 @@
-"""`make bench`: what the log costs, each line as a ratio to the raw client in the same run."""
+"""`make bench`: what steplog costs, each line beside a peer or the raw limit in the same run.
 
-import socket
+`python -m bench log` and `python -m bench gateway` run one part.
+"""
+
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from bench import consume, memory, produce, size
+from bench.gateway import run as gateway
+from bench.ports import free_port
 from pool.connection import Connection
 from steplog import local_kafka
 
 
+def log(connection: Connection) -> None:
+    size.run()
+    produce.run(connection)
+    consume.run(connection)
+    memory.run(connection.model_copy(update={"topic_prefix": "memory."}))
+
+
+PARTS = {"log": log, "gateway": gateway.run}
+
+
 def main() -> None:
+    chosen = sys.argv[1:] or list(PARTS)
     with tempfile.TemporaryDirectory() as folder:
         broker = local_kafka.start(Path(folder), free_port())
         try:
-            connection = Connection(bootstrap=broker.bootstrap)
             started = time.monotonic()
-            size.run()
-            produce.run(connection)
-            consume.run(connection)
-            memory.run(connection.model_copy(update={"topic_prefix": "memory."}))
+            for name in chosen:
+                prefix = f"{name}."
+                PARTS[name](Connection(bootstrap=broker.bootstrap, topic_prefix=prefix))
             print(f"\n{time.monotonic() - started:.0f} s in all")
         finally:
             local_kafka.stop(Path(folder))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -25,10 +25,16 @@ def answer(
         content=told.content,
         reasoning=told.reasoning,
         tool_calls=told.tool_calls,
-        finish_reason="tool_calls" if told.tool_calls else sample.finish_reason or "",
+        finish_reason=_finish_reason(told, sample),
         stop_sequence=told.stop_sequence,
         usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=len(sample.ids)),
     )
+
+
+def _finish_reason(told: Told, sample: Sample) -> str:
+    """A call may have been cut: then its arguments are no JSON, and `length` says so."""
+    complete = sample.finish_reason == "stop"
+    return "tool_calls" if told.tool_calls and complete else sample.finish_reason or ""
 
 
 def add_details(

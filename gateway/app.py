@@ -30,6 +30,7 @@ from gateway.gateway import Gateway, api_key
 from gateway.keys import SEPARATOR, Keys
 from gateway.requests import Dialect
 from gateway.settings import GatewaySettings
+from pool.errors import BrokerUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class Endpoint:
         self._name = name
         self._handle = handle
         self._error_body = error_body
+        self._seconds = metrics.http_request_seconds.labels(name)
+        self._answered = metrics.http_requests.labels(name, "200")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         began = time.perf_counter()
@@ -77,6 +80,8 @@ class Endpoint:
             await self._handle(exchange)
         except ApiError as error:
             await self._refuse(exchange, error)
+        except BrokerUnavailable as error:
+            await self._refuse(exchange, Unavailable(f"the log cannot be used now: {error}"))
         except ConnectionResetError:
             return
         except asyncio.CancelledError:
@@ -89,8 +94,14 @@ class Endpoint:
             if not running[caller]:
                 del running[caller]
             metrics.inflight.dec()
-            metrics.http_requests.labels(self._name, str(exchange.status)).inc()
-            metrics.http_request_seconds.labels(self._name).observe(time.perf_counter() - began)
+            self._count(exchange.status, time.perf_counter() - began)
+
+    def _count(self, status: int | None, seconds: float) -> None:
+        self._seconds.observe(seconds)
+        if status == 200:
+            self._answered.inc()
+        else:
+            metrics.http_requests.labels(self._name, str(status)).inc()
 
     async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         exchange.stop_watching()

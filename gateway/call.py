@@ -63,7 +63,7 @@ class Call:
         self.task: asyncio.Task[Answer]
         self._recorder = recorder
         self._size = size
-        self._index = trajectory.reserve_index()
+        self._place = trajectory.reserve_index()
         self._deltas: list[Delta] = []
         self._news = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
@@ -85,6 +85,10 @@ class Call:
             self.trajectory.keep_unfinished(self)
         self._news.set()
 
+    def served_model(self) -> str:
+        """What a stream calls the model from its first event on."""
+        return (self._recorder.generator.engines.models() or [self.request.model])[0]
+
     # Clients
 
     def join(self) -> None:
@@ -97,7 +101,12 @@ class Call:
         self.listeners -= 1
         if not self.listeners and not self.task.done():
             loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(GRACE, self.task.cancel)
+            self._grace = loop.call_later(GRACE, self._abandon)
+
+    def _abandon(self) -> None:
+        """Ends the generation; a Step that is being written goes on to its end, which is near."""
+        if self._unwritten is None:
+            self.task.cancel()
 
     async def follow(self, gone: "asyncio.Task[None]") -> AsyncIterator[Delta]:
         """All of the stream, from its beginning, as it comes; until the client is gone."""
@@ -125,8 +134,6 @@ class Call:
         if self._unwritten is None:
             self._unwritten = await self._make()
         step, prompt, told = self._unwritten
-        # It may have been opened by this very call, which did not wait for that.
-        await self._recorder.trajectories.ensure_registered(self.trajectory)
         await self._recorder.log.write(step)
         self.written = self.trajectory.add(step, prompt)
         _count(self.written)
@@ -136,6 +143,9 @@ class Call:
 
     async def _make(self) -> tuple[Step, bytes, Answer]:
         chain = Chain(self.request)
+        registering = self._register()
+        if registering is not None and chain.answers:
+            await registering  # another process may know what the call continues
         prompt = await self._prompt(chain)
         generator = self._recorder.generator
         emit = self._emit if self.request.stream else None
@@ -143,7 +153,17 @@ class Call:
         self.trajectory.engine = outcome.engine
         told = self._answer(prompt, outcome)
         packed = pack_ids(prompt)
+        if registering is not None:
+            await registering
         return self._step(packed, outcome, chain.after(told.message())), packed, told
+
+    def _register(self) -> "asyncio.Task[None] | None":
+        """While the engine works: the Step waits for the registration, its text need not."""
+        if self.trajectory.registered:
+            return None
+        task = asyncio.create_task(self._recorder.trajectories.ensure_registered(self.trajectory))
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return task
 
     async def _prompt(self, chain: Chain) -> list[int]:
         if self._size > IN_A_THREAD:
@@ -184,7 +204,7 @@ class Call:
             step_id=self.step_id,
             trajectory_uid=registration.trajectory_uid,
             prompt_uid=registration.prompt_uid,
-            step_index=self._index,
+            step_index=self.trajectory.index_of(self._place),
             run=registration.run,
             channel=registration.channel,
             **stored._asdict(),
@@ -211,6 +231,12 @@ class Call:
             self.written.delivered = False
             metrics.undelivered.inc()
             await self._recorder.log.write(note(self.written.step, delivered=False))
+
+    async def mark_delivered(self) -> None:
+        """A retry may have joined while the note was on its way to the log."""
+        if self.written is not None and not self.written.delivered:
+            self.written.delivered = True
+            await self._recorder.log.write(note(self.written.step, delivered=True))
 
 
 def note(step: Step, delivered: bool) -> StepNote:

@@ -26,7 +26,9 @@ async def deliver(exchange: Exchange, dialect: Dialect, call: Call) -> None:
             reached = await _at_once(exchange, dialect, call, gone)
     finally:
         call.leave()
-    if not reached and call.written is not None and not call.listeners:
+    if reached:
+        await call.mark_delivered()
+    elif not call.listeners:
         await call.mark_undelivered()
 
 
@@ -45,7 +47,7 @@ async def _stream(
     exchange: Exchange, dialect: Dialect, call: Call, gone: "asyncio.Task[None]"
 ) -> bool:
     """Nothing is sent before the first part is there, so that an early failure has its status."""
-    writer = dialect.writer(call.request, call.step_id, call.created, call.request.model)
+    writer = dialect.writer(call.request, call.step_id, call.created, call.served_model())
     async for delta in call.follow(gone):
         if exchange.status is None:
             await exchange.begin_events()

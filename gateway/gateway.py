@@ -75,6 +75,7 @@ class Gateway:
         trajectory = await self._trajectories.for_call(uid, prompt_uid, tenant)
         request_hash = hashlib.blake2b(body, digest_size=12, person=dialect.name.encode()).digest()
         if exchange.header(b"x-stainless-retry-count") not in (None, "0"):
+            await self._trajectories.ensure_registered(trajectory)
             written = trajectory.written(request_hash)
             if written is not None:
                 await deliver_again(exchange, dialect, self._recorder, request, written)

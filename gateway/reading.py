@@ -77,12 +77,8 @@ class TextReading:
 
     def feed(self, sample: Sample) -> None:
         before, self._fed = self._fed, len(sample.ids)
-        delta = Delta(content=self._text.feed(sample.ids[before:]))
-        # Ids and logprobs only for a client that asked for them.
-        if self._request.token_ids:
-            delta.token_ids = sample.ids[before:]
-        if self._request.logprobs:
-            delta.logprobs = token_logprobs(self._renderer, sample, before)
+        delta = _details(self._renderer, self._request, sample, before)
+        delta.content = self._text.feed(sample.ids[before:])
         self._tell(delta)
 
     async def end(self, sample: Sample) -> None:
@@ -114,6 +110,7 @@ class ParsedReading:
         self._emit = emit
         self._chat = chat_request(request)
         self._state: msgspec.Raw | None = None
+        self._fed = 0
         self._read = 0
         self._certain: Sequence[int] = ()
         self._more = asyncio.Event()
@@ -123,6 +120,10 @@ class ParsedReading:
         self._task = asyncio.create_task(self._read_for_ever())
 
     def feed(self, sample: Sample) -> None:
+        before, self._fed = self._fed, len(sample.ids)
+        details = _details(self._renderer, self._request, sample, before)
+        if details.token_ids or details.logprobs:
+            self._emit(details)
         self._certain = sample.ids[: -self._hold]
         self._more.set()
 
@@ -177,6 +178,16 @@ def _delta(parsed: Parsed, numbered: bool = False) -> Delta:
         for at, call in enumerate(parsed.tool_calls)
     ]
     return Delta(content=parsed.content or "", reasoning=parsed.reasoning or "", tool_calls=calls)
+
+
+def _details(renderer: Renderer, request: Request, sample: Sample, start: int) -> Delta:
+    """Ids and logprobs from `start` on, only for a client that asked for them."""
+    delta = Delta()
+    if request.token_ids:
+        delta.token_ids = sample.ids[start:]
+    if request.logprobs:
+        delta.logprobs = token_logprobs(renderer, sample, start)
+    return delta
 
 
 def token_logprobs(renderer: Renderer, sample: Sample, start: int = 0) -> list[TokenLogprob]:

@@ -20,6 +20,7 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
+from gateway.encoding import Encoder
 from gateway.errors import BadRequest
 from gateway.requests import Message, Request
 from pool.errors import Fatal
@@ -46,6 +47,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
+        self._encoder = Encoder(self._backend)
         self._marker = f"marker{secrets.token_hex(8)}"
         digest = hashlib.blake2b(self._backend.to_str().encode(), digest_size=8)
         self.fingerprint = digest.hexdigest()
@@ -70,24 +72,32 @@ class Renderer:
         if isinstance(request.prompt, list):
             return request.prompt
         if request.prompt is not None:
-            return self.encode(request.prompt, special=True)
-        return self.encode(self._render(request.messages, request))
+            ids: list[int] = self._backend.encode(request.prompt).ids
+            return ids
+        return self._encoder.encode(self._render(request.messages, request))
 
     def continuation(self, request: Request, answered: int, last_id: int) -> list[int] | None:
         """The ids between an answer, `messages[answered - 1]`, and the next one. `last_id` is the
         last that was sampled. None: this template does not tell where the answer ends."""
         assistant, tail = request.messages[answered - 1], request.messages[answered:]
-        marked = {"role": "assistant", "content": self._marker}
+        marked: Message = {"role": "assistant", "content": self._marker}
         if "tool_calls" in assistant:
-            marked["tool_calls"] = assistant["tool_calls"]
+            # Without arguments, which may well have the text of an end of turn in them.
+            marked["tool_calls"] = [_without_arguments(call) for call in assistant["tool_calls"]]
         behind = self._behind_marker(request, answered, [marked, *tail])
         if behind is None:
             return None
         if last_id in self._special:
             # The tool calls, then the end of turn: the model has said both.
-            _, found, behind = behind.partition(self._backend.id_to_token(last_id))
-            return self.encode(behind) if found else None
-        return None if "tool_calls" in assistant else self.encode(behind)
+            _, found, after = behind.partition(self._backend.id_to_token(last_id))
+            if found:
+                return self._encoder.encode(after)
+        if "tool_calls" in assistant:
+            # It was cut before its end of turn, which the template has behind the calls.
+            end = self._tokenizer.eos_token or ""
+            at = behind.find(end) if end else -1
+            return self._encoder.encode(behind[at:]) if at >= 0 else None
+        return self._encoder.encode(behind)
 
     def _behind_marker(
         self, request: Request, answered: int, turn: Sequence[Message]
@@ -117,10 +127,6 @@ class Renderer:
                 f"the chat template cannot render the messages: {error}", param="messages"
             ) from error
         return text
-
-    def encode(self, text: str, special: bool = False) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
-        return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)
@@ -157,18 +163,18 @@ class TextStream:
         self._backend = backend
         self._sampling = sampling
         self._decoder = DecodeStream(skip_special_tokens=sampling.get("skip_special_tokens", True))
-        stops = sampling.get("stop", ())
-        self._hold = max((len(stop) for stop in stops), default=1) - 1
+        self._stops = bool(sampling.get("stop"))
+        self._hold = max((len(stop) for stop in sampling.get("stop", ())), default=1) - 1
         self._text = ""
         self._told = 0
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text that is certain now."""
         self._text += "".join(self._decoder.step(self._backend, i) or "" for i in ids)
-        if not self._hold:
+        if not self._stops:
             return self._tell(self._text)
         cut, stop = cut_at_stop(self._text, self._sampling)
-        return self._tell(cut if stop else self._text[: -self._hold])
+        return self._tell(cut if stop else self._text[: max(0, len(self._text) - self._hold)])
 
     def end(self, whole: str) -> str:
         """The rest of the answer, now that all of its text is known."""
@@ -178,6 +184,10 @@ class TextStream:
         new = text[self._told :]
         self._told = max(self._told, len(text))
         return new
+
+
+def _without_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    return call | {"function": call["function"] | {"arguments": {}}}
 
 
 def cut_at_stop(text: str, sampling: Mapping[str, Any]) -> tuple[str, str | None]:

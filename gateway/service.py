@@ -58,6 +58,7 @@ async def _serve(settings: GatewaySettings) -> None:
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=settings.drain_s,
                 lifespan="off",
+                proxy_headers=False,
                 http="httptools",
                 ws="none",
             )
@@ -93,15 +94,25 @@ def _listen(settings: GatewaySettings) -> socket.socket:
 async def _run_parts(settings: GatewaySettings, state: State, server: uvicorn.Server) -> None:
     """Keeps the parts running until cancelled; ends the server when they cannot go on."""
     try:
+        while True:
+            try:
+                await _run_once(settings, state)
+            except BrokerUnavailable as error:  # it went away while the parts were opened
+                log.warning("waiting: %s", error)
+                await asyncio.sleep(RETRY_AFTER)
+    except Exception:
+        server.should_exit = True
+        raise
+
+
+async def _run_once(settings: GatewaySettings, state: State) -> None:
+    try:
         async with _open_parts(settings, state) as (gateway, tasks):
             state.gateway = gateway
             log.info("ready for calls of run %s", settings.run)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-    except Exception:
-        server.should_exit = True
-        raise
     finally:
         state.gateway = None
 
@@ -130,22 +141,25 @@ async def _open_parts(
         recovery = Recovery(opened)
         trajectories = Trajectories(opened, recovery, admission, rules)
         state.missing = "the log is being read"
-        await enter(Follower(settings, POLICY, codec, policy.apply))
+        followers = [await enter(Follower(settings, POLICY, codec, policy.apply))]
         trajectories.follower = await enter(
             Follower(settings, TRAJECTORIES, codec, trajectories.apply)
         )
+        followers.append(trajectories.follower)
         if settings.max_groups is not None:
-            await enter(Follower(settings, LEDGER, codec, admission.apply))
+            followers.append(await enter(Follower(settings, LEDGER, codec, admission.apply)))
         engines = await enter(open_engines(settings, policy))
         generator = Generator(renderer, engines, settings.parse == "always")
         gateway = Gateway(settings, state.keys, opened, trajectories, generator, policy)
         tasks = [
             asyncio.create_task(work, name=name)
             for name, work in {
+                "sample ends": opened.sample_for_ever(),
                 "recover": recovery.work(),
                 "tidy": trajectories.tidy_for_ever(),
             }.items()
         ]
+        tasks += [asyncio.create_task(follower.ended()) for follower in followers]
         try:
             yield gateway, tasks
         finally:

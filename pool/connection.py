@@ -19,6 +19,10 @@ MAX_MESSAGE_BYTES = MAX_RECORD_BYTES + 64 * 1024
 """`max.message.bytes` of our topics. Clients compare it with the uncompressed size, brokers with
 the compressed batch, so what a client takes always fits."""
 
+SILENCE_MS = 10_000
+"""A broker that keeps a request of a plain producer or a reader longer is connected to anew. Theirs
+take milliseconds; the clients' own 40 and 60 seconds outlast the patience of whoever waits."""
+
 
 class Connection(BaseModel):
     """The cluster, and how to log in to it."""
@@ -122,6 +126,8 @@ class Connection(BaseModel):
             "sasl_plain_username": self.sasl_username,
             "sasl_plain_password": self._password(),
             "ssl_context": self._ssl_context() if self._uses("SSL") else None,
+            # A connection whose far end is gone without a word is given up after this long.
+            "request_timeout_ms": SILENCE_MS,
             **options,
         }
 

@@ -1,12 +1,14 @@
 """A topic folded into memory, and kept up to date.
 
 A follower reads one topic from its first record and goes on for ever; every record is given to a
-function, in the order of its partition. `sync` answers what several processes ask that share the
-topic: have I seen everything that was written before now?
+function, in the order of its partition. Processes that share the topic ask it two questions. `sync`:
+have I seen everything that was written before now? `seen_before`: have I seen everything that lies
+before this record, which I wrote myself? The second one mostly costs nothing.
 """
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -14,11 +16,14 @@ from typing import Self
 from pool.connection import Connection
 from pool.errors import BrokerUnavailable
 from pool.reader import Reader, open_topic
-from schemas import Codec, Record, SchemaError
+from schemas import Codec, Position, Record, SchemaError
 
 log = logging.getLogger(__name__)
 
 Apply = Callable[[Record], None]
+POLL_MS = 100
+"""How long the broker may keep a request for records that it does not have. A partition whose last
+records were still unread when the request left is asked for with the next one only."""
 RETRY_AFTER = 1.0
 """Seconds until a topic is opened again that could not be read."""
 
@@ -34,6 +39,7 @@ class Follower:
         self._apply = apply
         self._reader: Reader | None = None
         self._reached: dict[int, int] = {}
+        self._own: dict[int, set[int]] = defaultdict(set)
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._syncing: asyncio.Task[None] | None = None
@@ -59,12 +65,30 @@ class Follower:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def ended(self) -> None:
+        """Never returns: raises what made following impossible."""
+        assert self._task is not None
+        await asyncio.wait([self._task])
+        self._raise_failure()
+
     async def sync(self) -> None:
         """Returns when all that was in the topic at this moment is applied. Whoever asks while an
         answer is on its way shares the next one, so a thousand callers cost two requests."""
         if self._waiting is None:
             self._waiting = asyncio.create_task(self._sync_after(self._syncing))
         await asyncio.shield(self._waiting)
+
+    async def seen_before(self, own: Position) -> None:
+        """Returns when all that lies before a record of our own is applied, or our own as well. In
+        the order of their acknowledgements, please."""
+        self._own[own.partition].add(own.offset)
+        while not self._saw_all_before(own):
+            await self._next_move()
+
+    def _saw_all_before(self, own: Position) -> bool:
+        reached = self._reached.get(own.partition, 0)
+        ours = sum(reached <= offset < own.offset for offset in self._own[own.partition])
+        return own.offset - reached <= ours
 
     async def _sync_after(self, earlier: "asyncio.Task[None] | None") -> None:
         if earlier is not None:
@@ -98,7 +122,7 @@ class Follower:
             self._moved.set()
 
     async def _read(self) -> None:
-        async with open_topic(self._connection, self._topic) as reader:
+        async with open_topic(self._connection, self._topic, POLL_MS) as reader:
             bounds = await reader.bounds(reader.partitions)
             starts = {p: max(found.low, self._reached.get(p, 0)) for p, found in bounds.items()}
             self._reached |= starts
@@ -121,4 +145,7 @@ class Follower:
 
     def _move(self, positions: dict[int, int]) -> None:
         self._reached |= positions
+        for partition, reached in positions.items():
+            if self._own[partition]:
+                self._own[partition] = {o for o in self._own[partition] if o >= reached}
         self._moved.set()

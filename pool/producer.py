@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import Producer as ConfluentProducer
 
-from pool.connection import MAX_RECORD_BYTES, Connection
+from pool.connection import MAX_RECORD_BYTES, SILENCE_MS, Connection
 from pool.errors import BrokerUnavailable, Fatal, PoolError, RecordTooLarge, TopicMismatch
 from pool.troubles import Troubles
 from schemas import Codec, Position, Record
@@ -65,7 +65,10 @@ class Producer:
         self._troubles = Troubles(connection)
         self._client = ConfluentProducer(
             producer_options(
-                connection, error_cb=self._troubles.note, message_timeout_ms=int(timeout * 1000)
+                connection,
+                error_cb=self._troubles.note,
+                message_timeout_ms=int(timeout * 1000),
+                socket_timeout_ms=SILENCE_MS,
             )
         )
         self._in_flight = 0

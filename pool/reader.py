@@ -5,8 +5,8 @@ nobody up.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import NamedTuple
 
@@ -36,22 +36,24 @@ class Reader:
 
     async def bounds(self, partitions: Sequence[int]) -> dict[int, Bounds]:
         places = [TopicPartition(self.topic, number) for number in partitions]
-        low = await self._consumer.beginning_offsets(places)
-        end = await self._consumer.end_offsets(places)
+        with self._mapped_errors():
+            low = await self._consumer.beginning_offsets(places)
+            end = await self._consumer.end_offsets(places)
         return {place.partition: Bounds(low[place], end[place]) for place in places}
 
     async def ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """The offset after the last record of each partition."""
         places = [TopicPartition(self.topic, number) for number in partitions]
-        found = await self._consumer.end_offsets(places)
+        with self._mapped_errors():
+            found = await self._consumer.end_offsets(places)
         return {place.partition: found[place] for place in places}
 
     async def offsets_at(self, time: datetime, partitions: Sequence[int]) -> dict[int, int]:
         """The first offset of each partition that was written at `time` or later."""
         stamp = int(time.timestamp() * 1000)
-        found = await self._consumer.offsets_for_times(
-            {TopicPartition(self.topic, number): stamp for number in partitions}
-        )
+        places = {TopicPartition(self.topic, number): stamp for number in partitions}
+        with self._mapped_errors():
+            found = await self._consumer.offsets_for_times(places)
         bounds = await self.bounds(partitions)
         return {
             place.partition: at.offset if at else bounds[place.partition].end
@@ -75,7 +77,8 @@ class Reader:
         for place in places:
             self._consumer.seek(place, starts[place.partition])
         while ends is None or not await self._is_over(ends):
-            batches = await self._consumer.getmany(timeout_ms=200)
+            with self._mapped_errors():
+                batches = await self._consumer.getmany(timeout_ms=200)
             for batch in batches.values():
                 for record in batch:
                     if ends is None or record.offset < ends[record.partition]:
@@ -93,15 +96,30 @@ class Reader:
 
     async def _is_over(self, ends: Mapping[int, int]) -> bool:
         """Positions count, not records: the last offsets may be transaction markers."""
-        for number, end in ends.items():
-            if await self._consumer.position(TopicPartition(self.topic, number)) < end:
-                return False
+        with self._mapped_errors():
+            for number, end in ends.items():
+                if await self._consumer.position(TopicPartition(self.topic, number)) < end:
+                    return False
         return True
+
+    @contextmanager
+    def _mapped_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (NoOffsetForPartitionError, OffsetOutOfRangeError) as error:
+            raise OffsetLost(
+                f"{self.topic} no longer holds, or does not yet hold, that offset: {error}"
+            ) from error
+        except KafkaError as error:
+            raise BrokerUnavailable(f"the brokers of {self.topic} went away: {error}") from error
 
 
 @asynccontextmanager
-async def open_topic(connection: Connection, topic: str) -> AsyncIterator[Reader]:
-    """Opens one of our topics, named without the prefix."""
+async def open_topic(
+    connection: Connection, topic: str, poll_ms: int = 500
+) -> AsyncIterator[Reader]:
+    """Opens one of our topics, named without the prefix. `poll_ms` is how long a broker may keep a
+    request for records that it does not have."""
     name = connection.topic_name(topic)
     found = await asyncio.to_thread(find, connection)
     if topic not in found:
@@ -115,6 +133,7 @@ async def open_topic(connection: Connection, topic: str) -> AsyncIterator[Reader
             auto_offset_reset="none",
             enable_auto_commit=False,
             max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
+            fetch_max_wait_ms=poll_ms,
         )
     )
     reader = Reader(name, found[topic].partitions, consumer)
@@ -122,10 +141,6 @@ async def open_topic(connection: Connection, topic: str) -> AsyncIterator[Reader
         await consumer.start()
         await asyncio.sleep(0)  # aiokafka cannot stop tasks that have not begun
         yield reader
-    except (NoOffsetForPartitionError, OffsetOutOfRangeError) as error:
-        raise OffsetLost(
-            f"{name} no longer holds, or does not yet hold, that offset: {error}"
-        ) from error
     except KafkaError as error:
         raise BrokerUnavailable(f"{connection.bootstrap} went away: {error}") from error
     finally:

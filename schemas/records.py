@@ -194,6 +194,7 @@ class Registration(Record, frozen=True, kw_only=True):
     deadline: int | None = None
     tenant: str = ""
     gateway: str = ""
+    implicit: bool = False
     begins: Position
     status: Status | None = None
     created_at: int = 0

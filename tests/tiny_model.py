@@ -5,8 +5,10 @@ A byte is a token and its id is its value, so a test knows the ids of a text wit
 and tool calls are single tokens above the bytes.
 """
 
+import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tokenizers
@@ -163,6 +165,40 @@ def build_model(directory: Path, template: str = PLAIN) -> Path:
         model = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
     return directory
+
+
+def build_model_apart(directory: Path, template: str = PLAIN) -> Path:
+    """The same by a process of its own: one that is to stay light must not load torch."""
+    code = (
+        "import sys; from pathlib import Path; from tests.tiny_model import build_model; "
+        "build_model(Path(sys.argv[1]), sys.argv[2])"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(directory), template],
+        cwd=Path(__file__).parent.parent,
+        check=True,
+        capture_output=True,
+    )
+    return directory
+
+
+def saying(text: str, spelled: bool = False) -> dict[str, Any]:
+    """The fields of a call that make a model say just this. A word such as `<think>` is its own
+    token, as a trained model has it; `spelled`: its letters, as any model may sample it."""
+    bias = -100 if spelled else 100
+    return {
+        "structured_outputs": {"choice": [text]},
+        "logit_bias": {str(IDS[word]): bias for word in WORDS},
+    }
+
+
+def said(text: str) -> list[int]:
+    """The ids that `saying` leads to."""
+    for word in WORDS:
+        before, found, after = text.partition(word)
+        if found:
+            return [*said(before), IDS[word], *said(after)]
+    return list(text.encode())
 
 
 def _bytes() -> "tokenizers.Tokenizer":

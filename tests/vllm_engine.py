@@ -3,6 +3,7 @@
 It takes a minute or two to start, so start one per module and share it.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.conftest import free_port
 
@@ -36,6 +37,35 @@ class Engine(NamedTuple):
     pid: int
     process: "subprocess.Popen[bytes]"
     log: Path
+
+    def post(self, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)
+
+    def label(self, version: str) -> None:
+        """Gives its weights a version, and leaves them as they are."""
+        self.post("/update_weight_version", {"new_version": version})
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Calls stay where they are, as while a trainer sends weights."""
+        self.post("/pause?mode=keep")
+        try:
+            yield
+        finally:
+            self.post("/resume")
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as response:
+            lines = response.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{"))
+
+    def requests(self) -> float:
+        """How many it works on, or has put off."""
+        return sum(self.metric(f"vllm:num_requests_{kind}") for kind in ("running", "waiting"))
 
 
 @contextmanager

@@ -99,7 +99,7 @@ class ChatWriter:
 
     def __init__(self, request: Request, step_id: str, created: int, model: str) -> None:
         self._request = request
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": f"chatcmpl-{step_id}",
             "object": "chat.completion.chunk",
             "created": created,
@@ -121,6 +121,8 @@ class ChatWriter:
 
     def end(self, answer: Answer) -> bytes:
         # Logprobs of the last tokens may come with no text of their own, as the EOS does.
+        if self._request.token_ids:
+            self._head["prompt_token_ids"] = answer.prompt_ids
         events = self._chunk({}, finish_reason=answer.finish_reason)
         if self._request.include_usage:
             last = self._head | {"choices": [], "usage": usage(answer.usage)}

@@ -16,6 +16,8 @@ DONE = b"[DONE]"
 LOOK_TIMEOUT = aiohttp.ClientTimeout(total=5)
 TROUBLES = (aiohttp.ClientError, asyncio.TimeoutError, msgspec.DecodeError, Malformed, OSError)
 """What a broken engine or network shows as. Time-outs, cut connections and nonsense alike."""
+TOO_LONG = ("maximum model length", "maximum context length")
+"""How vLLM says that a prompt does not fit, with and without max_tokens."""
 
 
 class EngineTrouble(Exception):
@@ -146,7 +148,8 @@ def _refusal(status: int, body: bytes) -> ApiError | EngineTrouble:
     if status == 413:
         return TooLarge(f"the engine refused the request: {message}")
     if status in (400, 422):
-        code = "context_length_exceeded" if "maximum" in message and "token" in message else None
+        too_long = any(words in message for words in TOO_LONG)
+        code = "context_length_exceeded" if too_long else None
         return BadRequest(f"the engine refused the request: {message}", code=code)
     return EngineTrouble(f"the engine answered {status}: {message}")
 

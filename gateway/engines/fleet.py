@@ -138,7 +138,11 @@ async def follow_file(engines: Engines, file: Path) -> None:
 async def open_engines(settings: GatewaySettings, policy: Policy) -> AsyncIterator[Engines]:
     limit = aiohttp.ClientTimeout(total=settings.engine_timeout_s, sock_connect=CONNECT_TIMEOUT)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
-    async with aiohttp.ClientSession(timeout=limit, connector=connector) as session:
+    # Engines set no cookies; a jar would be looked through for every call.
+    jar = aiohttp.DummyCookieJar()
+    async with aiohttp.ClientSession(
+        timeout=limit, connector=connector, cookie_jar=jar
+    ) as session:
         engines = Engines(session, policy, settings.engine_wait_s)
         engines.set_urls(settings.engines)
         tasks = [asyncio.create_task(engines.watch(), name="watch engines")]

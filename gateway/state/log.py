@@ -8,8 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
-from aiokafka.errors import KafkaError
-
 from gateway import metrics
 from gateway.errors import TooLarge, Unavailable
 from pool.connection import Connection
@@ -31,8 +29,13 @@ from schemas import (
 StepsRecord = Step | TrajectoryEnd | Feedback | StepNote
 
 STALLED_AFTER = 3.0
-"""Seconds without an acknowledgement after which no new call is begun."""
+"""Seconds that a record waits for its acknowledgement until no new call is begun."""
+SILENT_AFTER = 5.0
+"""Seconds without any answer of the broker after which no new call is begun: an idle gateway, too,
+must know that it could not record."""
 SAMPLE_EVERY = 1.0
+READ_LIMIT = 10.0
+"""Seconds without a record after which reading is given up."""
 
 
 class Log:
@@ -46,6 +49,7 @@ class Log:
         self._pending: dict[int, float] = {}
         self._count = 0
         self._loop = asyncio.get_running_loop()
+        self._answered = self._loop.time()
 
     def check(self) -> None:
         """Refuses a call whose Step could not be written now."""
@@ -53,8 +57,9 @@ class Log:
             raise Unavailable("Kafka does not acknowledge records at the moment; try again")
 
     def stalled(self) -> bool:
-        oldest = next(iter(self._pending.values()), None)
-        return oldest is not None and self._loop.time() - oldest > STALLED_AFTER
+        now = self._loop.time()
+        oldest = next(iter(self._pending.values()), now)
+        return now - oldest > STALLED_AFTER or now - self._answered > SILENT_AFTER
 
     async def write(self, record: StepsRecord) -> Position:
         """Appends to `steps`; the record's place, once it is durable."""
@@ -63,8 +68,9 @@ class Log:
         ends[position.partition] = max(ends[position.partition], position.offset + 1)
         return position
 
-    async def register(self, registration: Registration) -> None:
-        await self._send(TRAJECTORIES, registration.trajectory_uid, registration)
+    async def register(self, registration: Registration) -> Position:
+        """Appends to `trajectories`."""
+        return await self._send(TRAJECTORIES, registration.trajectory_uid, registration)
 
     async def _send(self, topic: str, key: str, record: StepsRecord | Registration) -> Position:
         self._count = ticket = self._count + 1
@@ -79,7 +85,8 @@ class Log:
             raise TooLarge(f"the record is not in the log: {error}") from error
         finally:
             del self._pending[ticket]
-        metrics.publish_ack_seconds.observe(self._loop.time() - began)
+        self._answered = self._loop.time()
+        metrics.publish_ack_seconds.observe(self._answered - began)
         return position
 
     def end_before(self, prompt_uid: str) -> Position:
@@ -91,12 +98,13 @@ class Log:
     async def sample_ends(self) -> None:
         for partition, end in (await self._reader.ends(self._reader.partitions)).items():
             self._ends[partition] = max(self._ends.get(partition, 0), end)
+        self._answered = self._loop.time()
 
     async def sample_for_ever(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_EVERY)
             # Without a broker, the older sample is still right.
-            with suppress(KafkaError):
+            with suppress(BrokerUnavailable):
                 await self.sample_ends()
 
     async def records_of(self, starts: Mapping[str, Position]) -> dict[str, list[StepsRecord]]:
@@ -104,29 +112,35 @@ class Log:
         partition, so that one pass serves many."""
         found: dict[str, list[StepsRecord]] = {uid: [] for uid in starts}
         partition = next(iter(starts.values())).partition
+        try:
+            async with asyncio.timeout(READ_LIMIT) as limit:
+                async for record in self._records(partition, min(starts.values()).offset):
+                    limit.reschedule(self._loop.time() + READ_LIMIT)
+                    if record.trajectory_uid in found:
+                        found[record.trajectory_uid].append(record)
+        except TimeoutError:
+            raise Unavailable("Kafka does not answer at the moment; try again") from None
+        return found
+
+    async def _records(self, partition: int, start: int) -> AsyncIterator[StepsRecord]:
         bounds = (await self._reader.bounds([partition]))[partition]
-        first = max(bounds.low, min(place.offset for place in starts.values()))
+        first = max(bounds.low, start)
         async for message in self._reader.read({partition: first}, {partition: bounds.end}):
             try:
                 record = self._codec.decode(message.value)
             except SchemaError:
                 continue  # not ours; the readers of the topic see to it
-            if isinstance(record, StepsRecord) and record.trajectory_uid in found:
-                found[record.trajectory_uid].append(record)
-        return found
+            if isinstance(record, StepsRecord):
+                yield record
 
 
 @asynccontextmanager
 async def open_log(connection: Connection, codec: Codec) -> AsyncIterator[Log]:
+    """Run its `sample_for_ever` as a task."""
     async with (
         open_topic(connection, STEPS) as reader,
         Producer(connection, codec) as producer,
     ):
         log = Log(producer, reader, codec)
         await log.sample_ends()
-        sampler = asyncio.create_task(log.sample_for_ever(), name="sample ends")
-        try:
-            yield log
-        finally:
-            sampler.cancel()
-            await asyncio.gather(sampler, return_exceptions=True)
+        yield log

@@ -24,10 +24,11 @@ class Recovery:
     async def records(self, registration: Registration) -> Records:
         """What `steps` holds of a trajectory."""
         waiting = self._wanted.setdefault(registration.begins.partition, {})
-        found: asyncio.Future[Records] = asyncio.get_running_loop().create_future()
-        waiting[registration.trajectory_uid] = registration, found
-        self._asked.set()
-        return await found
+        uid = registration.trajectory_uid
+        if uid not in waiting:
+            waiting[uid] = registration, asyncio.get_running_loop().create_future()
+            self._asked.set()
+        return await asyncio.shield(waiting[uid][1])
 
     async def work(self) -> None:
         while True:

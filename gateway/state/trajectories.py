@@ -1,8 +1,9 @@
 """All trajectories: who they are, where their Steps begin, and how they open and close.
 
 `trajectories` in the log says which exist; this process follows it, so that a call finds its
-trajectory whichever process opened it. Before a trajectory is taken for new, everything that was
-registered so far has been seen. What was evicted, or lost with a process, comes back from `steps`.
+trajectory whichever process opened it. A trajectory that is not known is registered; when all that
+lies before that registration has been seen, it was new indeed, or another process had it first and
+its Steps are read. What was evicted, or lost with a process, comes back from `steps`.
 """
 
 import asyncio
@@ -11,12 +12,13 @@ import logging
 import time
 import uuid
 from collections import Counter, OrderedDict
+from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from gateway import metrics
-from gateway.errors import BadRequest, Conflict, NotFound, TooMany
+from gateway.errors import BadRequest, Conflict, NotFound, TooMany, Unavailable
 from gateway.state.admission import TRAIN, Admission
 from gateway.state.log import Log
 from gateway.state.recovery import Recovery
@@ -32,6 +34,8 @@ IDLE = 600.0
 REMEMBERED_CLOSED = 500_000
 """Closed trajectories that are known as such."""
 TIDY_EVERY = 30.0
+FOLLOW_LIMIT = 10.0
+"""Seconds for what was written to `trajectories` to be read."""
 FORGET_AFTER = 24 * 3600
 """Seconds after its deadline at which an abandoned trajectory is forgotten here."""
 ENDS = uuid.UUID("6a1d0c1e-9a0e-4f3c-8f57-2a8a3a1f9d10")
@@ -64,15 +68,12 @@ class Trajectories:
     def _hear(self, record: Registration) -> None:
         """Another process, or an earlier life of this one, opened or closed a trajectory."""
         known = self._known.get(record.trajectory_uid)
-        if known is not None and known.begins.partition == record.begins.partition:
-            # Two may register a trajectory at once; its Steps begin at the earlier place.
-            begins = min(known.begins, record.begins)
-            record = msgspec.structs.replace(record, begins=begins)
-        self._note(record)
+        merged = record if known is None else _merge(known, record)
+        self._note(merged)
         held = self._held.get(record.trajectory_uid)
-        if held is not None:
-            held.registration = record
-            held.registered = known is None or known.begins == record.begins
+        if held is not None and held.registered:
+            held.registration = merged
+            held.registered = merged.begins == record.begins  # else the log must be told
 
     def _note(self, record: Registration) -> None:
         uid, tenant = record.trajectory_uid, record.tenant
@@ -92,7 +93,7 @@ class Trajectories:
     async def for_call(self, uid: str, prompt_uid: str, tenant: str) -> Trajectory:
         """The trajectory of a call; registers an unknown one. Refuses a closed one."""
         trajectory = await self._enter(uid, prompt_uid, tenant)
-        if trajectory.is_closed or trajectory.closing:
+        if trajectory.is_closed or trajectory.closing.locked():
             raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
         if trajectory.registration.prompt_uid != prompt_uid:
             self._change_prompt(trajectory, prompt_uid)
@@ -122,32 +123,45 @@ class Trajectories:
 
     async def _enter(self, uid: str, prompt_uid: str, tenant: str) -> Trajectory:
         trajectory = self._held.get(uid)
+        if trajectory is None and uid in self._known:
+            trajectory = await self._recover_once(self._known[uid])
         if trajectory is None:
-            task = self._entering.get(uid)
-            if task is None:
-                task = asyncio.create_task(self._find_or_register(uid, prompt_uid, tenant))
-                self._entering[uid] = task
-                task.add_done_callback(lambda _: self._entering.pop(uid, None))
-            trajectory = await asyncio.shield(task)
+            if _digest(uid) in self._closed:
+                raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
+            registration = self.new_registration(uid, prompt_uid, tenant, implicit=True)
+            trajectory = self._hold(Trajectory(registration))
         if trajectory.registration.tenant != tenant:
             raise NotFound(f"there is no trajectory {uid}")
         trajectory.last_used = time.monotonic()
         return trajectory
 
-    async def _find_or_register(self, uid: str, prompt_uid: str, tenant: str) -> Trajectory:
-        registration = await self._registration(uid)
-        if registration is not None:
-            return await self._recover(registration)
-        if _digest(uid) in self._closed:
-            raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
-        return self._hold(Trajectory(self.new_registration(uid, prompt_uid, tenant)))
+    async def _recover_once(self, registration: Registration) -> Trajectory:
+        """Calls that come at the same time wait for one recovery."""
+        uid = registration.trajectory_uid
+        task = self._entering.get(uid)
+        if task is None:
+            task = self._entering[uid] = asyncio.create_task(self._recover(registration))
+            task.add_done_callback(lambda _: self._entering.pop(uid, None))
+        return await asyncio.shield(task)
 
     async def _registration(self, uid: str) -> Registration | None:
         """What the log knows of a trajectory at this moment."""
         if uid not in self._known and _digest(uid) not in self._closed:
-            assert self.follower is not None
-            await self.follower.sync()
+            await self._in_time(self._following.sync())
         return self._known.get(uid)
+
+    async def _in_time(self, following: Awaitable[None]) -> None:
+        """Followers wait for ever, clients do not."""
+        try:
+            async with asyncio.timeout(FOLLOW_LIMIT):
+                await following
+        except TimeoutError:
+            raise Unavailable("Kafka does not answer at the moment; try again") from None
+
+    @property
+    def _following(self) -> Follower:
+        assert self.follower is not None
+        return self.follower
 
     async def _recover(self, registration: Registration) -> Trajectory:
         trajectory = Trajectory(registration)
@@ -199,6 +213,7 @@ class Trajectories:
             deadline=int((now + deadline_s) * 1000),
             tenant=tenant,
             gateway=self._rules.gateway,
+            implicit=given.get("implicit", False),
             begins=self._log.end_before(prompt_uid),
             created_at=int(now * 1000),
         )
@@ -225,19 +240,43 @@ class Trajectories:
         return self._hold(trajectory)
 
     async def ensure_registered(self, trajectory: Trajectory) -> None:
-        """The registration is in the log before the first Step is acknowledged to anybody."""
+        """Returns when the log has the registration; calls that wait for it share one write."""
         while not trajectory.registered:
-            registration = trajectory.registration
-            await self._log.register(registration)
-            self._note(registration)
-            # Somebody may have changed it while it was written.
-            trajectory.registered = trajectory.registration is registration
+            if trajectory.registering is None:
+                trajectory.registering = asyncio.create_task(self._register(trajectory))
+            await asyncio.shield(trajectory.registering)
+
+    async def _register(self, trajectory: Trajectory) -> None:
+        uid, registration = trajectory.uid, trajectory.registration
+        try:
+            place = await self._log.register(registration)
+            await self._in_time(self._following.seen_before(place))
+            known = self._known.get(uid)
+            if _digest(uid) in self._closed:
+                raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
+            if known is not None and known.gateway != self._rules.gateway:
+                await self._adopt(trajectory, known)
+                return  # and write it again
+        finally:
+            trajectory.registering = None
+        self._note(registration)
+        # Somebody may have changed it while it was written.
+        trajectory.registered = trajectory.registration is registration
+
+    async def _adopt(self, trajectory: Trajectory, known: Registration) -> None:
+        """Another process had it first: what it registered holds, and its Steps come before ours."""
+        trajectory.move_behind(await self._recovery.records(known))
+        trajectory.registration = msgspec.structs.replace(
+            known, gateway=self._rules.gateway, **trajectory.wishes
+        )
+        self._note(trajectory.registration)
 
     async def change(self, trajectory: Trajectory, **changes: Any) -> None:
         """Channel or metadata for the Steps from now on."""
         if trajectory.is_closed:
             raise Conflict(f"trajectory {trajectory.uid} is completed")
-        trajectory.registration = self._own(trajectory, **changes)
+        trajectory.wishes |= changes
+        trajectory.registration = self._own(trajectory, implicit=False, **changes)
         trajectory.registered = False
         await self.ensure_registered(trajectory)
 
@@ -246,14 +285,11 @@ class Trajectories:
     async def complete(self, trajectory: Trajectory, about: "Completion") -> None:
         """Waits for running calls, then closes. The same again is no error; another is."""
         if trajectory.end is None:
-            trajectory.closing = True
-            try:
+            async with trajectory.closing:
                 while trajectory.running:
                     await asyncio.wait([call.task for call in trajectory.running])
                 if trajectory.end is None:
                     trajectory.end = await self._write_end(trajectory, about)
-            finally:
-                trajectory.closing = False
         self._check_same(trajectory.end, about)
         await self._write_closed(trajectory, trajectory.end)
 
@@ -344,6 +380,17 @@ class Closed(NamedTuple):
 
     begins: Position
     tenant: str
+
+
+def _merge(known: Registration, record: Registration) -> Registration:
+    """What two registrations say together. The newer one holds, unless a mere call made it; the Steps
+    begin at the earlier place."""
+    if known.begins.partition != record.begins.partition:
+        return record
+    begins = min(known.begins, record.begins)
+    if record.implicit and record.status is None:
+        return msgspec.structs.replace(known, begins=begins, gateway=record.gateway)
+    return msgspec.structs.replace(record, begins=begins)
 
 
 def _digest(uid: str) -> bytes:

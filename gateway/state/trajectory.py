@@ -1,8 +1,9 @@
 """The state of one open trajectory. All of it is in the log, or is about calls that still run."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -35,15 +36,20 @@ class Trajectory:
     def __init__(self, registration: Registration) -> None:
         self.registration = registration
         self.registered = False
-        """The log has the registration."""
+        """The log has the registration, and no other process had one before it."""
+        self.wishes: dict[str, Any] = {}
+        """Fields of the registration that an agent set, and did not leave to the defaults."""
+        self.registering: asyncio.Task[None] | None = None
         self.conversation = Conversation()
         self.running: set[Call] = set()
         self.end: TrajectoryEnd | None = None
-        self.closing = False
+        self.closing = asyncio.Lock()
+        """Held while an End waits for running calls and is written: no call may begin."""
         self.engine: str | None = None
         """The one that had its last call."""
         self.last_used = 0.0
         self._next_index = 0
+        self._moved_by = 0
         self._steps: set[str] = set()
         self._written: OrderedDict[bytes, Written] = OrderedDict()
         self._unfinished: OrderedDict[bytes, Call] = OrderedDict()
@@ -62,8 +68,19 @@ class Trajectory:
         return len(self._steps)
 
     def reserve_index(self) -> int:
+        """A place in the order of calls; `index_of` gives its number when the Step is written."""
         index, self._next_index = self._next_index, self._next_index + 1
-        return index
+        return index - self._moved_by
+
+    def index_of(self, place: int) -> int:
+        return place + self._moved_by
+
+    def move_behind(self, records: "Iterable[StepsRecord]") -> None:
+        """Another process had the trajectory before: what was reserved here comes after its Steps."""
+        reserved, self._next_index = self._next_index, 0
+        self.restore(records)
+        self._moved_by = self._next_index
+        self._next_index += reserved
 
     def has_step(self, step_id: str) -> bool:
         return step_id in self._steps

@@ -9,6 +9,7 @@ import pytest
 from pool import topics
 from pool.connection import Connection
 from steplog import local_kafka
+from tests.gateway.asking import close_topics
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine, running_stub
 from tests.tiny_model import build_tokenizer
@@ -27,17 +28,25 @@ def stub() -> Iterator[StubEngine]:
 
 
 @pytest.fixture(scope="session")
-def log(kafka: local_kafka.Broker) -> Connection:
+def log(kafka: local_kafka.Broker) -> Iterator[Connection]:
     """Topics that the tests of the gateway share: each test has trajectories of its own."""
     shared = Connection(bootstrap=kafka.bootstrap, topic_prefix=f"gateway-{uuid.uuid4().hex[:8]}.")
     topics.create(shared)
-    return shared
+    yield shared
+    close_topics()
 
 
 @pytest.fixture(scope="session")
 def gateway(log: Connection, stub: StubEngine, tokenizer: Path) -> Iterator[RunningGateway]:
     with running_gateway(log, [stub.url], tokenizer) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _no_rest_of_a_script(request: pytest.FixtureRequest) -> None:
+    """What one test scripted and did not use is not the next one's."""
+    if "stub" in request.fixturenames:
+        request.getfixturevalue("stub").reset()
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ cut off comes out as text). The tokens are those of `tests.tiny_model`.
     POST /stub/script     answers to give, in order; then every call gets the same tokens again
     POST /stub/version    {"version": "1.3"}, the weights that it claims to have
     POST /stub/health     {"status": 503}
+    POST /stub/pause      {"paused": true}
+    POST /stub/reset      all of the above as it was at the start
     GET  /stub/requests   the last bodies that came to /inference/v1/generate
     GET  /stub/cancelled  how many of them were left by their client before the answer was out
 """
@@ -153,6 +155,7 @@ class Stub:
         self._model = model
         self._version = "default"
         self._health = 200
+        self._paused = False
         self._cancelled = 0
         self._bodies: deque[bytes] = deque(maxlen=REQUESTS_KEPT)
         self._script: deque[Answer] = deque()
@@ -160,10 +163,14 @@ class Stub:
         self._routes: dict[str, Callable[[bytes], Json]] = {
             "/v1/models": self._models,
             "/weight_info": lambda _: {"weight_version": self._version},
+            "/is_paused": lambda _: {"is_paused": self._paused},
+            "/v1/chat/completions/render": render,
             "/v1/chat/completions/derender": partial(derender, model),
             "/stub/script": self._set_script,
             "/stub/version": self._set_version,
             "/stub/health": self._set_health,
+            "/stub/pause": self._set_paused,
+            "/stub/reset": self._reset,
             "/stub/requests": lambda _: {"requests": [json.loads(body) for body in self._bodies]},
             "/stub/cancelled": lambda _: {"cancelled": self._cancelled},
         }
@@ -207,12 +214,21 @@ class Stub:
         self._health = int(json.loads(body)["status"])
         return {"status": self._health}
 
+    def _set_paused(self, body: bytes) -> Json:
+        self._paused = bool(json.loads(body)["paused"])
+        return {"paused": self._paused}
+
+    def _reset(self, _: bytes) -> Json:
+        self._version, self._health, self._paused = "default", 200, False
+        self._script.clear()
+        return {}
+
     async def _generate(self, call: _Call, body: bytes) -> None:
         self._bodies.append(body)
         asked = msgspec.json.decode(body, type=_Asked)
         if asked.model not in (None, self._model):
             raise _Refused(404, f"The model `{asked.model}` does not exist.")
-        answer = self._script.popleft() if self._script else self._usual
+        answer = self._next(asked)
         if answer.delay and await call.left(answer.delay):
             self._cancelled += 1
         elif answer.fault == "before":
@@ -225,6 +241,9 @@ class Stub:
             await self._stream(call, asked, answer)
         else:
             await self._whole(call, asked, answer)
+
+    def _next(self, asked: _Asked) -> Answer:  # noqa: ARG002
+        return self._script.popleft() if self._script else self._usual
 
     async def _whole(self, call: _Call, asked: _Asked, answer: Answer) -> None:
         if answer.fault == "error":
@@ -325,6 +344,14 @@ def _usage(asked: _Asked, answer: Answer) -> Json:
 def _sum(prompt: int, completion: int) -> Json:
     total = prompt + completion
     return {"prompt_tokens": prompt, "total_tokens": total, "completion_tokens": completion}
+
+
+def render(body: bytes) -> Json:
+    """The part of vLLM's answer that says what holds the model to a tool call."""
+    chat: Json = json.loads(body)
+    forced = chat.get("tools") and chat.get("tool_choice") not in (None, "auto", "none")
+    tag = {"structural_tag": json.dumps({"choice": chat["tool_choice"]})} if forced else None
+    return {"token_ids": [0], "sampling_params": {"structured_outputs": tag}}
 
 
 def derender(model: str, body: bytes) -> Json:
@@ -437,6 +464,13 @@ class StubEngine:
 
     def set_health(self, status: int) -> None:
         self._ask("/stub/health", {"status": status})
+
+    def set_paused(self, paused: bool) -> None:
+        self._ask("/stub/pause", {"paused": paused})
+
+    def reset(self) -> None:
+        """What a failed test left in it is gone."""
+        self._ask("/stub/reset", {})
 
     def requests(self) -> list[Json]:
         return list(self._ask("/stub/requests")["requests"])

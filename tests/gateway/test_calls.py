@@ -1,17 +1,35 @@
 """Calls by the real clients: what they are told, and what the log has afterwards."""
 
+import json
+import time
 from typing import Any
 
+import openai
 import pytest
 
 from schemas.packing import unpack_ids, unpack_logprobs
+from tests.gateway.asking import (
+    HELLO,
+    TOOLS,
+    Streaming,
+    asked,
+    call,
+    chat,
+    error,
+    ids_of,
+    only_step,
+    response,
+    said,
+    steps,
+    text,
+)
 from tests.gateway.running import RunningGateway
 from tests.gateway.stub_engine import StubEngine
 from tests.tiny_model import EOS
 
 pytestmark = pytest.mark.broker
 
-HELLO: Any = [{"role": "user", "content": "hello"}]
+LOOK = call("look", '{"at":"home"}')
 
 
 def test_a_call_is_a_step_with_the_sampled_ids(
@@ -23,8 +41,543 @@ def test_a_call_is_a_step_with_the_sampled_ids(
     )
     assert answer.choices[0].message.content == "well"
     assert answer.choices[0].finish_reason == "stop"
-    (step,) = gateway.steps(uid)
+    step = only_step(gateway, uid)
     assert list(unpack_ids(step.response_ids)) == [*b"well", EOS]
     assert list(unpack_logprobs(step.response_logprobs)) == [-0.5, -0.25, -2.0, -1.0, -0.125]
     assert answer.id == f"chatcmpl-{step.step_id}"
     assert (step.step_index, step.prompt_uid, step.channel) == (0, prompt_uid, "train")
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(asked(stub)[0]), 5)
+
+
+def test_a_stream_tells_the_same_as_a_whole_answer(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    stub.script([said("well done", chunk=2)])
+    stream = gateway.openai(uid, prompt_uid).chat.completions.create(
+        model="default", messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert told == "well done"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 10
+    step = only_step(gateway, uid)
+    assert response(step) == [*b"well done", EOS]
+    assert {chunk.id for chunk in chunks} == {f"chatcmpl-{step.step_id}"}
+    assert {chunk.model for chunk in chunks} == {"tiny"}
+
+
+def test_chunks_are_passed_on_as_they_come(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    stub.script([said("abcdef", chunk_delay=0.15)])
+    began, times = time.monotonic(), []
+    for chunk in gateway.openai(uid, prompt_uid).chat.completions.create(
+        model="", messages=HELLO, stream=True
+    ):
+        if chunk.choices[0].delta.content:
+            times.append(time.monotonic() - began)
+    assert len(times) == 6
+    assert times[0] < 0.5 < 0.6 < times[-1]
+
+
+def test_the_end_of_a_stream_comes_after_the_step_is_in_the_log(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    steps(gateway, uid)  # so that the topic is open, and looking takes a moment only
+    stub.script([said("abc", chunk_delay=0.05)])
+    seen = {}
+    for chunk in gateway.openai(uid, prompt_uid).chat.completions.create(
+        model="", messages=HELLO, stream=True
+    ):
+        seen[chunk.choices[0].finish_reason or chunk.choices[0].delta.content] = len(
+            steps(gateway, uid)
+        )
+    assert seen["a"] == 0
+    assert seen["stop"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_calls_are_what_the_engines_parser_says(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str, stream: bool
+) -> None:
+    stub.script([said(f"I look.{LOOK}", chunk=3)])
+    completions = gateway.openai(uid, prompt_uid).chat.completions
+    if stream:
+        with completions.stream(model="", messages=HELLO, tools=TOOLS) as events:
+            answer: Any = events.get_final_completion()
+    else:
+        answer = completions.create(model="", messages=HELLO, tools=TOOLS)
+    message = answer.choices[0].message
+    assert message.content == "I look."
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls] == [
+        ("look", {"at": "home"})
+    ]
+    assert all(c.id and c.type == "function" for c in message.tool_calls)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert response(only_step(gateway, uid)) == [*ids_of(f"I look.{LOOK}"), EOS]
+
+
+def test_an_answer_of_calls_alone_has_no_content(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    stub.script([said(LOOK + "\n" + call("look", '{"at":"work"}'))])
+    reply = chat(gateway, uid, prompt_uid, tools=TOOLS)
+    message = reply.body["choices"][0]["message"]
+    assert message["content"] is None
+    assert [json.loads(c["function"]["arguments"])["at"] for c in message["tool_calls"]] == [
+        "home",
+        "work",
+    ]
+
+
+def test_without_tools_a_call_stays_text(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    stub.script([said(LOOK)])
+    assert text(chat(gateway, uid, prompt_uid)) == LOOK
+
+
+def test_tools_reach_the_template(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    chat(gateway, uid, prompt_uid, tools=TOOLS)
+    assert b"Look it up." in bytes(i for i in asked(stub)[0] if i < 256)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
+def test_a_forced_tool_is_the_engines_to_enforce_and_not_to_be_trained(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str, choice: Any
+) -> None:
+    stub.script([said(LOOK)])
+    reply = chat(gateway, uid, prompt_uid, tools=TOOLS, tool_choice=choice)
+    assert reply.body["choices"][0]["finish_reason"] == "tool_calls"
+    wanted = stub.requests()[-1]["sampling_params"]["structured_outputs"]["structural_tag"]
+    assert json.loads(wanted) == {"choice": choice}
+    assert "tool_choice" in (only_step(gateway, uid).not_trainable or "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_not_asked_for_is_not_in_the_answer(
+    gateway: RunningGateway, uid: str, prompt_uid: str, stream: bool
+) -> None:
+    reply = chat(gateway, uid, prompt_uid, stream=stream)
+    whole = reply.body if stream else json.dumps(reply.body)
+    assert "token_ids" not in whole
+    assert "usage" not in whole if stream else "usage" in whole
+    assert '"logprob"' not in whole
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_and_ids_come_if_asked(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str, stream: bool, tools: Any
+) -> None:
+    stub.script([{"ids": [*b"ab", EOS], "logprobs": [-0.5, -0.25, -2.0]}])
+    options: Any = {"tools": tools} if tools else {}
+    answers: Any = gateway.openai(uid, prompt_uid).chat.completions.create(
+        model="",
+        messages=HELLO,
+        logprobs=True,
+        top_logprobs=1,
+        stream=stream,
+        extra_body={"return_token_ids": True},
+        **options,
+    )
+    parts = list(answers) if stream else [answers]
+    choices = [choice for part in parts for choice in part.choices]
+    tokens = [t for choice in choices if choice.logprobs for t in choice.logprobs.content]
+    assert [(t.token, t.logprob) for t in tokens] == [
+        ("a", -0.5),
+        ("b", -0.25),
+        ("<|im_end|>", -2.0),
+    ]
+    assert [[top.token for top in t.top_logprobs] for t in tokens] == [["a"], ["b"], ["<|im_end|>"]]
+    assert [i for choice in choices for i in getattr(choice, "token_ids", [])] == [*b"ab", EOS]
+    given = [part.prompt_token_ids for part in parts if getattr(part, "prompt_token_ids", None)]
+    assert given == asked(stub)
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", ["STOP", "S"])
+def test_a_stop_string_is_cut_from_the_text_and_kept_in_the_ids(
+    gateway: RunningGateway,
+    stub: StubEngine,
+    uid: str,
+    prompt_uid: str,
+    stream: bool,
+    tools: Any,
+    stop: str,
+) -> None:
+    stub.script([said(f"one {stop}", end=None, stop_reason=stop)])
+    options: Any = {"tools": tools} if tools else {}
+    answers: Any = gateway.openai(uid, prompt_uid).chat.completions.create(
+        model="", messages=HELLO, stop=stop, stream=stream, **options
+    )
+    if stream:
+        told = "".join(chunk.choices[0].delta.content or "" for chunk in answers)
+    else:
+        told = answers.choices[0].message.content
+    assert told == "one "
+    assert response(only_step(gateway, uid)) == list(f"one {stop}".encode())
+    assert stub.requests()[-1]["sampling_params"]["stop"] == [stop]
+
+
+def test_what_begins_like_a_stop_string_and_is_none_is_told(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    stub.script([said("a STO b ST")])
+    chunks = gateway.openai(uid, prompt_uid).chat.completions.create(
+        model="", messages=HELLO, stop=["STOP"], stream=True
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "a STO b ST"
+
+
+def test_a_character_of_several_tokens_is_told_whole(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    stub.script([{"ids": [*"né€😀!".encode(), EOS], "chunk_delay": 0.01}])
+    chunks = gateway.openai(uid, prompt_uid).chat.completions.create(
+        model="", messages=HELLO, stream=True
+    )
+    told = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices[0].delta.content]
+    assert told == ["n", "é", "€", "😀", "!"]
+
+
+def test_half_a_character_at_the_end_is_told_alike_whole_and_streamed(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    cut = {"ids": [*"né".encode()[:2]], "finish_reason": "length"}
+    stub.script([cut, cut])
+    whole = text(chat(gateway, uid, prompt_uid))
+    chunks = gateway.openai(uid, prompt_uid).chat.completions.create(
+        model="", messages=HELLO, stream=True
+    )
+    told = list(chunks)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in told) == whole
+    assert whole.startswith("n")
+    assert told[-1].choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("model", ["default", "", None])
+def test_the_served_model_needs_no_name(
+    gateway: RunningGateway, uid: str, prompt_uid: str, model: str | None
+) -> None:
+    assert chat(gateway, uid, prompt_uid, model=model).body["model"] == "tiny"
+    assert only_step(gateway, uid).model == "tiny"
+
+
+def test_a_developers_message_is_the_systems(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    messages = [{"role": "developer", "content": "be brief"}, *HELLO]
+    chat(gateway, uid, prompt_uid, messages)
+    assert asked(stub)[0] == ids_of(
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_tool_message_needs_no_tool_call_id(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    reply = chat(gateway, uid, prompt_uid, [*HELLO, {"role": "tool", "content": "forty-two"}])
+    assert reply.status == 200
+    assert b"forty-two" in bytes(i for i in asked(stub)[0] if i < 256)
+
+
+def test_parts_of_text_are_joined(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    chat(gateway, uid, prompt_uid, [{"role": "user", "content": parts}])
+    assert b"one\ntwo" in bytes(i for i in asked(stub)[0] if i < 256)
+
+
+PICTURE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"messages": [{"role": "user", "content": PICTURE}]}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"stop": [""]}, "stop"),
+    ],
+)
+def test_a_body_that_cannot_be_used_is_400_and_nothing_is_recorded(
+    gateway: RunningGateway, uid: str, prompt_uid: str, body: Any, param: str
+) -> None:
+    path = f"/{uid}/{prompt_uid}/v1/chat/completions"
+    reply = gateway.post(path, {"messages": HELLO, **body})
+    assert reply.status == 400
+    assert (error(reply)["param"] or "").startswith(param)
+    assert gateway.post(f"/{uid}/{prompt_uid}/v1/complete_trajectory").status == 404
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'{"messages": NaN}'])
+def test_bytes_that_are_no_request_are_400(
+    gateway: RunningGateway, uid: str, prompt_uid: str, body: bytes
+) -> None:
+    reply = gateway.post(f"/{uid}/{prompt_uid}/v1/chat/completions", body)
+    assert reply.status == 400
+    assert error(reply)["type"] == "invalid_request_error"
+
+
+def test_a_refusal_of_the_template_is_400(
+    gateway: RunningGateway, uid: str, prompt_uid: str
+) -> None:
+    kwargs = {"chat_template_kwargs": {"messages": 5}}
+    assert chat(gateway, uid, prompt_uid, **kwargs).status == 400
+
+
+def test_settings_reach_the_engine(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    given = {
+        "max_tokens": 7,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "seed": 3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"65": 1.0},
+        "stop": ["x", "y"],
+        "stop_token_ids": [9],
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "bad_words": ["no"],
+        "allowed_token_ids": [65, 66],
+        "structured_outputs": {"regex": "a+"},
+    }
+    assert chat(gateway, uid, prompt_uid, **given).status == 200
+    sent = stub.requests()[-1]["sampling_params"]
+    assert sent == given | {"logprobs": 0}
+    assert json.loads(only_step(gateway, uid).sampling) == given
+
+
+def test_max_completion_tokens_and_response_format_reach_the_engine(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    schema = {"type": "object"}
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    chat(gateway, uid, prompt_uid, max_completion_tokens=9, response_format=wanted)
+    sent = stub.requests()[-1]["sampling_params"]
+    assert (sent["max_tokens"], sent["structured_outputs"]) == (9, {"json": schema})
+
+
+@pytest.mark.parametrize(
+    ("settings", "marked"),
+    [
+        ({"temperature": 0.7}, None),
+        ({"temperature": 1, "top_p": 1.0, "top_k": -1}, None),
+        ({"stop": ["x"], "max_tokens": 5, "seed": 1}, None),
+        ({"temperature": 0}, "temperature"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"top_k": 5}, "top_k"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"logit_bias": {"65": 5}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"allowed_token_ids": [65]}, "allowed_token_ids"),
+        ({"response_format": {"type": "json_object"}}, "structured_outputs"),
+    ],
+)
+def test_settings_that_spoil_the_logprobs_are_served_and_marked(
+    gateway: RunningGateway, uid: str, prompt_uid: str, settings: Any, marked: str | None
+) -> None:
+    assert chat(gateway, uid, prompt_uid, **settings).status == 200
+    found = only_step(gateway, uid).not_trainable
+    assert found is None if marked is None else marked in (found or "")
+
+
+def test_a_token_without_a_logprob_marks_the_step(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    stub.script([{"ids": [65, EOS], "logprobs": [-9999.0, -0.5]}])
+    assert chat(gateway, uid, prompt_uid).status == 200
+    assert "logprob" in (only_step(gateway, uid).not_trainable or "")
+
+
+@pytest.mark.parametrize(
+    ("spans", "segments"),
+    [
+        ([{"version": "1.3", "start": 0, "end": 3}], [(1, 3, 0)]),
+        (
+            [
+                {"version": "1.3", "start": 0, "end": 2},
+                {"version": "1.4", "start": 2, "end": 3},
+            ],
+            [(1, 3, 0), (1, 4, 2)],
+        ),
+        ([{"version": "default", "start": 0, "end": 3}], [(0, 0, 0)]),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_segments_say_which_weights_sampled_which_tokens(
+    gateway: RunningGateway,
+    stub: StubEngine,
+    uid: str,
+    prompt_uid: str,
+    stream: bool,
+    spans: Any,
+    segments: Any,
+) -> None:
+    stub.script([said("ab", weight_versions=spans)])
+    chat(gateway, uid, prompt_uid, stream=stream)
+    found = only_step(gateway, uid).segments
+    assert [(s.incarnation, s.version, s.first_token) for s in found] == segments
+
+
+# Other APIs
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_completions_record_the_prompt_as_it_is(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str, stream: bool
+) -> None:
+    stub.script([said(" time")])
+    answers: Any = gateway.openai(uid, prompt_uid).completions.create(
+        model="default", prompt="once upon a", stream=stream
+    )
+    parts = list(answers) if stream else [answers]
+    assert "".join(part.choices[0].text for part in parts) == " time"
+    assert parts[-1].choices[0].finish_reason == "stop"
+    step = only_step(gateway, uid)
+    assert parts[0].id == f"cmpl-{step.step_id}"
+    assert list(unpack_ids(step.prompt_ids)) == list(b"once upon a") == asked(stub)[0]
+    assert response(step) == [*b" time", EOS]
+
+
+def test_completions_take_ids(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    gateway.openai(uid, prompt_uid).completions.create(model="", prompt=[5, 6, 7], max_tokens=3)
+    assert asked(stub) == [[5, 6, 7]]
+    assert stub.requests()[-1]["sampling_params"]["max_tokens"] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_client_is_served(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str, stream: bool
+) -> None:
+    stub.script([said(f"I look.{LOOK}", chunk=5)])
+    asking: Any = {
+        "model": "default",
+        "max_tokens": 50,
+        "system": "be brief",
+        "messages": HELLO,
+        "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+    }
+    messages = gateway.anthropic(uid, prompt_uid).messages
+    if stream:
+        with messages.stream(**asking) as events:
+            answer: Any = events.get_final_message()
+    else:
+        answer = messages.create(**asking)
+    assert [block.type for block in answer.content] == ["text", "tool_use"]
+    assert answer.content[0].text == "I look."
+    assert (answer.content[1].name, answer.content[1].input) == ("look", {"at": "home"})
+    assert answer.stop_reason == "tool_use"
+    assert answer.usage.input_tokens == len(asked(stub)[0])
+    step = only_step(gateway, uid)
+    assert answer.id == f"msg_{step.step_id}"
+    assert response(step) == [*ids_of(f"I look.{LOOK}"), EOS]
+
+
+def test_anthropics_client_counts_tokens(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    client = gateway.anthropic(uid, prompt_uid)
+    counted = client.messages.count_tokens(model="default", messages=HELLO)
+    client.messages.create(model="default", messages=HELLO, max_tokens=9)
+    assert counted.input_tokens == len(asked(stub)[0])
+    assert len(steps(gateway, uid)) == 1
+
+
+def test_errors_on_messages_have_anthropics_shape(
+    gateway: RunningGateway, uid: str, prompt_uid: str
+) -> None:
+    reply = gateway.post(f"/{uid}/{prompt_uid}/v1/messages", {"messages": HELLO})
+    assert reply.status == 400
+    assert reply.body["type"] == "error"
+    assert reply.body["error"]["type"] == "invalid_request_error"
+    assert "max_tokens" in reply.body["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_responses_client_is_served(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str, stream: bool
+) -> None:
+    stub.script([said("well done")])
+    responses = gateway.openai(uid, prompt_uid).responses
+    if stream:
+        with responses.stream(model="default", input="hello", instructions="be brief") as events:
+            answer: Any = events.get_final_response()
+    else:
+        answer = responses.create(model="default", input="hello", instructions="be brief")
+    assert answer.output_text == "well done"
+    assert answer.status == "completed"
+    step = only_step(gateway, uid)
+    assert answer.id == f"resp_{step.step_id}"
+    assert response(step) == [*b"well done", EOS]
+
+
+def test_models_are_the_engines(gateway: RunningGateway, uid: str, prompt_uid: str) -> None:
+    assert [model.id for model in gateway.openai(uid, prompt_uid).models.list()] == ["tiny"]
+    assert [model["id"] for model in gateway.get("/v1/models").body["data"]] == ["tiny"]
+
+
+# Without a trajectory
+
+
+def test_a_probe_without_a_trajectory_is_answered_and_not_recorded(
+    gateway: RunningGateway, stub: StubEngine
+) -> None:
+    before = gateway.metric("steps_published_total")
+    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+    answer = client.chat.completions.create(
+        model="x", messages=[{"role": "user", "content": "hi"}], max_tokens=1
+    )
+    assert answer.choices[0].message.content is not None
+    assert gateway.metric("steps_published_total") == before
+
+
+def test_a_long_call_without_a_trajectory_is_told_where_to_go(gateway: RunningGateway) -> None:
+    reply = gateway.post("/v1/chat/completions", {"messages": HELLO})
+    assert reply.status == 400
+    assert error(reply)["code"] == "no_trajectory"
+    assert "/init_trajectory" in error(reply)["message"]
+
+
+def test_an_unknown_route_has_openais_shape(gateway: RunningGateway) -> None:
+    assert error(gateway.get("/nowhere"))["type"] == "not_found_error"
+    assert gateway.get("/nowhere").status == 404
+    assert gateway.get("/init_trajectory").status == 405
+    error(gateway.get("/init_trajectory"))
+
+
+def test_an_error_in_mid_stream_is_an_event_and_no_step(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    stub.script([said("abcdef", fault="error", chunk_delay=0.02)])
+    path = f"/{uid}/{prompt_uid}/v1/chat/completions"
+    events = list(Streaming(gateway, path, {"messages": HELLO, "stream": True}).events())
+    assert "error" in json.loads(events[-1])
+    assert not any('"finish_reason":"' in event for event in events)
+    assert "[DONE]" not in events
+    assert steps(gateway, uid) == []

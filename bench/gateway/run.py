@@ -1,0 +1,192 @@
+"""What a captured call costs in the gateway, against the floor in the same run."""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import psutil
+
+from bench.gateway.load import Sent, closed_loop, open_loop
+from bench.gateway.prose import build_tokenizer, passages
+from bench.gateway.streams import hold_streams
+from bench.ports import free_port
+from pool import topics
+from pool.connection import Connection
+from tests.gateway.stub_engine import running_stub
+
+CALLS = 3_000
+AT_ONCE = 32
+ROUNDS = 3
+RATE = 100.0
+STREAMS = 2_000
+PROMPT_TOKENS, RESPONSE_TOKENS = 512, 128
+SLOW_STREAM = {
+    "ids": [*range(32, 32 + RESPONSE_TOKENS - 1), 1],
+    "delay": 8.0,
+    "chunk": 16,
+    "chunk_delay": 2.0,
+}
+"""Long enough for all of them to be open at the same time."""
+ROOT = Path(__file__).parents[2]
+
+
+class Server(NamedTuple):
+    url: str
+    process: psutil.Process
+
+    def cpu(self) -> float:
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
+class Case(NamedTuple):
+    server: Server
+    calls_each: int
+    """Calls of a trajectory."""
+    same_prompt: int
+    """Calls, one after the other, with equal messages."""
+
+    def requests(self, name: str, count: int, texts: Iterator[str]) -> list[Sent]:
+        found = [next(texts) for _ in range(0, count, self.same_prompt)]
+        return [
+            request(
+                f"{name}-{self.calls_each}", at // self.calls_each, found[at // self.same_prompt]
+            )
+            for at in range(count)
+        ]
+
+
+class Cost(NamedTuple):
+    rate: float
+    cpu: float
+    """Milliseconds of the server's processor time per call."""
+
+
+def run(connection: Connection) -> None:
+    topics.create(connection, partitions=4)
+    with tempfile.TemporaryDirectory() as folder, running_stub(tokens=RESPONSE_TOKENS) as stub:
+        tokenizer = build_tokenizer(Path(folder))
+        texts = passages(tokenizer, PROMPT_TOKENS)
+        with (
+            running_floor(stub.url, connection) as floor,
+            running_gateway(stub.url, connection, tokenizer) as gateway,
+        ):
+            show_costs(floor, gateway, texts)
+            show_latency(stub.url, floor, gateway, texts)
+            stub.script([SLOW_STREAM] * STREAMS)
+            hold_streams(gateway.url, gateway.process, STREAMS, next(texts))
+
+
+def show_costs(floor: Server, gateway: Server, texts: Iterator[str]) -> None:
+    cases = {
+        "floor: proxy, orjson, awaited ack": Case(floor, 1, 1),
+        "gateway, groups of 8 share their prompt": Case(gateway, 1, 8),
+        "gateway, 4 calls per trajectory": Case(gateway, 4, 1),
+        "gateway, every call a new trajectory": Case(gateway, 1, 1),
+    }
+    best: dict[str, Cost] = {}
+    for turn in range(ROUNDS):
+        for name, case in cases.items():
+            cost = closed(case, f"{turn}-{case.calls_each}-{case.same_prompt}", texts)
+            if name not in best or cost.cpu < best[name].cpu:
+                best[name] = cost
+    raw = next(iter(best.values()))
+    print(
+        f"\nGateway: {PROMPT_TOKENS} + {RESPONSE_TOKENS} tokens, durable, {AT_ONCE} at once, "
+        f"stub engine, best of {ROUNDS} rounds of {CALLS:,} calls"
+    )
+    print(f"  {'':<44} {'calls/s':>10} {'ms CPU':>8} {'of floor':>9} {'CPU×':>6}")
+    for name, cost in best.items():
+        print(
+            f"  {name:<44} {cost.rate:>10,.0f} {cost.cpu:>8.2f} "
+            f"{cost.rate / raw.rate:>9.2f} {cost.cpu / raw.cpu:>6.2f}"
+        )
+    print("  wanted: at most 1.5 ms of CPU, and 1.6 times the floor")
+
+
+def closed(case: Case, name: str, texts: Iterator[str]) -> Cost:
+    warm = case.requests(f"warm-{name}", AT_ONCE * 4, texts)
+    asyncio.run(closed_loop(case.server.url, warm, AT_ONCE))
+    requests = case.requests(name, CALLS, texts)
+    before = case.server.cpu()
+    seconds = asyncio.run(closed_loop(case.server.url, requests, AT_ONCE))
+    return Cost(CALLS / seconds, (case.server.cpu() - before) / CALLS * 1e3)
+
+
+def request(name: str, trajectory: int, text: str) -> Sent:
+    body = {"model": "default", "messages": [{"role": "user", "content": text}]}
+    path = f"/t{name}-{trajectory}/p{name}-{trajectory // 8}/v1/chat/completions"
+    return Sent(path, msgspec.json.encode(body))
+
+
+def show_latency(engine: str, floor: Server, gateway: Server, texts: Iterator[str]) -> None:
+    direct = Sent(
+        "/inference/v1/generate",
+        msgspec.json.encode(
+            {"token_ids": list(range(PROMPT_TOKENS)), "sampling_params": {"logprobs": 0}}
+        ),
+    )
+    seconds = 10
+    rows = {
+        "the engine alone": (engine, lambda _: direct),
+        "floor": (floor.url, lambda at: request("latency-floor", at // 4, next(texts))),
+        "gateway": (gateway.url, lambda at: request("latency", at // 4, next(texts))),
+    }
+    print(f"\nLatency at an offered {RATE:.0f} calls/s (open loop, {seconds} s each), milliseconds")
+    print(f"  {'':<44} {'p50':>8} {'p99':>8} {'added p50':>10}")
+    base = 0.0
+    for name, (url, make) in rows.items():
+        latencies = asyncio.run(open_loop(url, make, RATE, int(RATE * seconds)))
+        p50, p99 = (latencies[int(len(latencies) * q)] * 1e3 for q in (0.5, 0.99))
+        base = base or p50
+        print(f"  {name:<44} {p50:>8.2f} {p99:>8.2f} {p50 - base:>10.2f}")
+    print("  wanted: at most 5 ms added")
+
+
+@contextmanager
+def running_floor(engine: str, connection: Connection) -> Iterator[Server]:
+    port = free_port()
+    options = ["--engine", engine, "--bootstrap", connection.bootstrap, "--port", str(port)]
+    command = [sys.executable, "-m", "bench.gateway.floor", *options]
+    with running([*command, "--topic", connection.topic_name("steps")], port, "/") as server:
+        yield server
+
+
+@contextmanager
+def running_gateway(engine: str, connection: Connection, tokenizer: Path) -> Iterator[Server]:
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("steplog")), "gateway", "--port", str(port)]
+    command += ["--bootstrap", connection.bootstrap, "--topic-prefix", connection.topic_prefix]
+    command += ["--engines", engine, "--tokenizer", str(tokenizer)]
+    with running(command, port, "/ready") as server:
+        yield server
+
+
+@contextmanager
+def running(command: Sequence[str], port: int, probe: str) -> Iterator[Server]:
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        server = Server(f"http://127.0.0.1:{port}", psutil.Process(process.pid))
+        try:
+            wait(server.url + probe)
+            yield server
+        finally:
+            process.kill()
+
+
+def wait(url: str) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, data=None), timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"nothing answers at {url}")
