@@ -1,6 +1,6 @@
 """`make bench`: what steplog costs, each line beside a peer or the raw limit in the same run.
 
-`python -m bench log` and `python -m bench gateway` run one part.
+`python -m bench gateway` runs one part.
 """
 
 import sys
@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import consume, memory, produce, size
+from bench import consume, memory, produce, rewards, size
 from bench.gateway import run as gateway
 from bench.ports import free_port
 from pool.connection import Connection
@@ -22,7 +22,7 @@ def log(connection: Connection) -> None:
     memory.run(connection.model_copy(update={"topic_prefix": "memory."}))
 
 
-PARTS = {"log": log, "gateway": gateway.run}
+PARTS = {"log": log, "gateway": gateway.run, "reward": rewards.run}
 
 
 def main() -> None:

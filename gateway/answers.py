@@ -47,15 +47,17 @@ def add_details(
         answer.token_ids, answer.prompt_ids = sample.ids, prompt
 
 
-async def answer_again(generator: Generator, request: Request, written: Written) -> Answer:
-    """The answer that a Step was, made from its ids."""
+async def answer_again(
+    generator: Generator, request: Request, written: Written, prompt: bytes
+) -> Answer:
+    """The answer that a Step was, made from its ids. Of logprobs it has those of the sampled ids."""
     step = written.step
     sample = sample_of(step)
     told = await generator.read_again(request, sample.ids)
     again = answer(
         step.step_id, step.created_at // 1000, step.model, told, sample, written.prompt_tokens
     )
-    add_details(again, request, generator.renderer, sample, [])
+    add_details(again, request, generator.renderer, sample, list(unpack_ids(prompt)))
     return again
 
 

@@ -194,10 +194,13 @@ class Routes:
 
     async def _count(self, exchange: Exchange) -> None:
         gateway = self._state.ready()
+        gateway.check_caller(exchange)
         await gateway.count_tokens(exchange, count_tokens_request(await exchange.body()))
 
     async def _models(self, exchange: Exchange) -> None:
-        await self._state.ready().models(exchange)
+        gateway = self._state.ready()
+        gateway.check_caller(exchange)
+        await gateway.models(exchange)
 
     def trajectories(self) -> None:
         def of(name: str) -> Handle:

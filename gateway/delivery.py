@@ -77,11 +77,16 @@ def _result(call: Call) -> Answer:
 
 
 async def deliver_again(
-    exchange: Exchange, dialect: Dialect, recorder: Recorder, request: Request, written: Written
+    exchange: Exchange,
+    dialect: Dialect,
+    recorder: Recorder,
+    request: Request,
+    written: Written,
+    prompt: bytes,
 ) -> None:
     """Answers a retry with the Step that its first attempt left in the log."""
     metrics.retries_served.labels("rebuilt").inc()
-    again = await answer_again(recorder.generator, request, written)
+    again = await answer_again(recorder.generator, request, written, prompt)
     await send_whole(exchange, dialect, request, again)
     if not written.delivered:
         written.delivered = True

@@ -8,6 +8,7 @@ for a tokenizer is tried when it is loaded; where it does not, whole texts are r
 
 import re
 from collections import OrderedDict
+from threading import Lock
 from typing import Any
 
 REMEMBERED_BYTES = 64 * 1024 * 1024
@@ -25,6 +26,7 @@ class Encoder:
     def __init__(self, backend: Any, remembered_bytes: int = REMEMBERED_BYTES) -> None:
         self._backend = backend
         self._room = remembered_bytes
+        self._lock = Lock()
         self._remembered: OrderedDict[str, list[int]] = OrderedDict()
         self._markers = _markers(backend)
         self._split = re.compile(f"({'|'.join(map(re.escape, self._markers))})").split
@@ -50,15 +52,20 @@ class Encoder:
         return ids
 
     def _recall(self, text: str) -> list[int]:
-        ids = self._remembered.get(text)
-        if ids is None:
-            ids = self._encode(text)
+        """Long prompts are rendered in threads, so the memory has a lock; encoding does without."""
+        with self._lock:
+            ids = self._remembered.pop(text, None)
+            if ids is not None:
+                self._remembered[text] = ids  # now the newest
+                return ids
+        ids = self._encode(text)
+        with self._lock:
             self._remember(text, ids)
-        else:
-            self._remembered.move_to_end(text)
         return ids
 
     def _remember(self, text: str, ids: list[int]) -> None:
+        if text in self._remembered:
+            return  # another thread was quicker
         self._remembered[text] = ids
         self._room -= _size(text, ids)
         while self._room < 0:

@@ -4,6 +4,7 @@ import hashlib
 import time
 import uuid
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -74,15 +75,16 @@ class Gateway:
         self._log.check()
         trajectory = await self._trajectories.for_call(uid, prompt_uid, tenant)
         request_hash = hashlib.blake2b(body, digest_size=12, person=dialect.name.encode()).digest()
+        call = None
         if exchange.header(b"x-stainless-retry-count") not in (None, "0"):
             await self._trajectories.ensure_registered(trajectory)
-            written = trajectory.written(request_hash)
-            if written is not None:
-                await deliver_again(exchange, dialect, self._recorder, request, written)
-                return
+            # Of equal requests the newest is meant: one that has no Step yet.
             call = _earlier_call(trajectory, request_hash)
-        else:
-            call = None
+            written = trajectory.written(request_hash)
+            if call is None and written is not None:
+                prompt = trajectory.prompt_of(written.step) if request.token_ids else b""
+                await deliver_again(exchange, dialect, self._recorder, request, written, prompt)
+                return
         if call is None:
             call = Call(self._recorder, trajectory, request, request_hash, len(body)).start()
         await deliver(exchange, dialect, call)
@@ -116,6 +118,13 @@ class Gateway:
         )
         await send_whole(exchange, dialect, request, told)
 
+    def check_caller(self, exchange: Exchange) -> None:
+        """Refuses who has neither a signed base URL nor a key."""
+        if "trajectory_uid" in exchange.scope["path_params"]:
+            self._keys.open(exchange.uid("trajectory_uid"))
+        else:
+            self._keys.tenant(api_key(exchange))
+
     async def count_tokens(self, exchange: Exchange, request: Request) -> None:
         prompt = self._generator.renderer.prompt(request)
         await exchange.reply(200, b'{"input_tokens":%d}' % len(prompt))
@@ -133,8 +142,11 @@ class Gateway:
         tenant = self._keys.tenant(api_key(exchange))
         asked = decode(await exchange.body(), Init)
         uid, prompt = uuid.uuid4().hex, asked.prompt_uid or uuid.uuid4().hex
-        if "/" in prompt:
-            raise BadRequest("prompt_uid stands in a path and cannot hold a /", param="prompt_uid")
+        if "/" in prompt or prompt in (".", "..") or not prompt.isprintable():
+            raise BadRequest(
+                "prompt_uid stands in a path: it must be printable, hold no / and not be . or ..",
+                param="prompt_uid",
+            )
         if asked != Init():
             # Without any wish there is nothing to remember: the first call registers it.
             registration = self._trajectories.new_registration(
@@ -149,14 +161,14 @@ class Gateway:
             await self._trajectories.begin(registration)
         lifetime = asked.deadline_s or self._settings.deadline_s
         segment = self._keys.sign(uid, tenant, int(time.time() + lifetime))
-        url = f"{public_url(exchange)}/{segment}/{prompt}/v1"
+        url = f"{public_url(exchange)}/{segment}/{quote(prompt, safe='')}/v1"
         await exchange.reply(200, msgspec.json.encode({"trajectory_uid": uid, "base_url": url}))
 
     async def register(self, exchange: Exchange) -> None:
         uid, tenant, prompt_uid = self._named(exchange)
         asked = decode(await exchange.body(), Register)
         metadata = metadata_text(asked.metadata)
-        trajectory = await self._trajectories.for_call(uid, prompt_uid, tenant)
+        trajectory = await self._trajectories.for_call(uid, prompt_uid, tenant, asked.channel)
         changes: dict[str, Any] = {
             "channel": asked.channel,
             "metadata": metadata,

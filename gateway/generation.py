@@ -101,8 +101,19 @@ class Generator:
 
     async def read_again(self, request: Request, ids: Sequence[int]) -> Told:
         """What ids say that are in the log."""
-        parser = await self.engines.acquire(None, set()) if self._parses(request) else None
-        return await read(self.renderer, parser, request, ids)
+        if not self._parses(request):
+            return await read(self.renderer, None, request, ids)
+        avoid: set[str] = set()
+        while len(avoid) < ATTEMPTS:
+            engine = await self.engines.acquire(None, avoid)
+            try:
+                return await read(self.renderer, engine, request, ids)
+            except (*TROUBLES, EngineTrouble) as error:
+                if engine.url in avoid:
+                    break  # there is no other one
+                avoid.add(engine.url)
+                self.engines.failed(engine, error)
+        raise EngineFailed("no engine could read the answer, which is in the log; try again")
 
 
 class Watched:

@@ -8,6 +8,7 @@ since clients put their own prompt there. Keys are kept as hashes and compared i
 import base64
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +22,8 @@ from pool.errors import Fatal
 SEPARATOR = "~"
 """Between a trajectory's uid and its signature; never in a uid that we mint."""
 SHORTEST_KEY = 16
+TENANT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 NOBODY = ""
 """The tenant of everybody, where no keys are configured."""
 
@@ -108,14 +111,16 @@ def load_keys(given: SecretStr | None, file: Path | None, secret: SecretStr | No
 
 def _pair(line: str) -> tuple[str, bytes]:
     tenant, _, key = line.partition(":")
-    if not tenant.replace("-", "").replace("_", "").isalnum():
-        raise UnusableKeys("a line of keys must be TENANT:KEY or TENANT:sha256:HEX")
+    if not TENANT.fullmatch(tenant):
+        raise UnusableKeys(
+            "a line of keys must be TENANT:KEY or TENANT:sha256:HEX, with a TENANT of letters, "
+            "digits, - and _"
+        )
     kind, _, digest = key.partition(":")
     if kind == "sha256":
-        try:
-            return tenant, bytes.fromhex(digest)
-        except ValueError:
-            raise UnusableKeys(f"the hash of {tenant}'s key is not hexadecimal") from None
+        if not SHA256.fullmatch(digest):
+            raise UnusableKeys(f"the hash of {tenant}'s key must be 64 hexadecimal digits")
+        return tenant, bytes.fromhex(digest)
     if len(key) < SHORTEST_KEY:
         raise UnusableKeys(
             f"the key of {tenant} is shorter than {SHORTEST_KEY} characters; "

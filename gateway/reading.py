@@ -46,7 +46,7 @@ async def read(
     text, stop = renderer.text(ids, request.sampling)
     if parser is None:
         return Told(text, stop_sequence=stop)
-    spoken = renderer.without_end(ids, text, stop is not None)
+    spoken = renderer.without_end(ids, text, request.sampling, stop is not None)
     if not spoken:
         return Told(stop_sequence=stop)
     told = Told(stop_sequence=stop)
@@ -146,9 +146,10 @@ class ParsedReading:
 
     async def end(self, sample: Sample) -> None:
         await self.close()
-        text, stop = self._renderer.text(sample.ids, self._request.sampling)
+        sampling = self._request.sampling
+        text, stop = self._renderer.text(sample.ids, sampling)
         self.told.stop_sequence = stop
-        spoken = self._renderer.without_end(sample.ids, text, stop is not None)
+        spoken = self._renderer.without_end(sample.ids, text, sampling, stop is not None)
         await self._read_part(spoken, last=True)
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ a marker: the text behind the marker, after the end of turn that the model has a
 """
 
 import hashlib
+import inspect
 import os
 import secrets
 import sys
@@ -27,6 +28,9 @@ from pool.errors import Fatal
 
 LEAD: Message = {"role": "user", "content": "."}
 """Stands for the history in front of the marker: templates want a user's turn before an answer."""
+
+TEMPLATE_TROUBLES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""What templates raise, besides their own errors, on messages that they do not expect."""
 
 
 def hide_torch() -> None:
@@ -48,6 +52,9 @@ class Renderer:
         self._backend = tokenizer.backend_tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
         self._encoder = Encoder(self._backend)
+        # A client sets variables of the template, not the template, or how it is applied.
+        parameters = inspect.signature(tokenizer.apply_chat_template).parameters
+        self._parameters = parameters.keys() - {"documents"}
         self._marker = f"marker{secrets.token_hex(8)}"
         digest = hashlib.blake2b(self._backend.to_str().encode(), digest_size=8)
         self.fingerprint = digest.hexdigest()
@@ -114,6 +121,12 @@ class Renderer:
         return None
 
     def _render(self, messages: Sequence[Message], request: Request) -> str:
+        ours = self._parameters & request.template.keys()
+        if ours:
+            raise BadRequest(
+                f"chat_template_kwargs cannot set {', '.join(sorted(ours))}",
+                param="chat_template_kwargs",
+            )
         try:
             text: str = self._tokenizer.apply_chat_template(
                 messages,
@@ -122,7 +135,7 @@ class Renderer:
                 tokenize=False,
                 **request.template,
             )
-        except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (TemplateError, *TEMPLATE_TROUBLES) as error:
             raise BadRequest(
                 f"the chat template cannot render the messages: {error}", param="messages"
             ) from error
@@ -132,35 +145,47 @@ class Renderer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
-    def without_end(self, ids: Sequence[int], text: str, stopped: bool) -> Sequence[int]:
+    def without_end(
+        self, ids: Sequence[int], text: str, sampling: Mapping[str, Any], stopped: bool
+    ) -> Sequence[int]:
         """The ids behind an answer's text: without the end of turn, or the stop string."""
-        end = len(ids)
+        end, skip_special = len(ids), sampling.get("skip_special_tokens", True)
         if stopped:
-            while end and self.decode(ids[: end - 1]).startswith(text):
+            while end and self.decode(ids[: end - 1], skip_special).startswith(text):
                 end -= 1
-        elif ids and ids[-1] in self._special:
+        elif ids and (ids[-1] in self._special or ids[-1] in self._ends(sampling)):
             end -= 1
         return ids[:end]
+
+    def _ends(self, sampling: Mapping[str, Any]) -> frozenset[int]:
+        """Ids that are no part of the text where an answer ends with them; as in vLLM."""
+        if sampling.get("include_stop_str_in_output"):
+            return frozenset()
+        stops = sampling.get("stop_token_ids")
+        return self._special.union(stops) if stops else self._special
 
     def token(self, token_id: int) -> str:
         """The text of one id alone."""
         return self.decode([token_id], skip_special=False)
 
     def text_stream(self, sampling: Mapping[str, Any]) -> "TextStream":
-        return TextStream(self._backend, sampling)
+        return TextStream(self._backend, sampling, self._ends(sampling))
 
     def text(self, ids: Sequence[int], sampling: Mapping[str, Any]) -> tuple[str, str | None]:
         """An answer's text, and the stop string that ended it."""
-        text = self.decode(ids, sampling.get("skip_special_tokens", True))
+        spoken = ids[:-1] if ids and ids[-1] in self._ends(sampling) else ids
+        text = self.decode(spoken, sampling.get("skip_special_tokens", True))
         return cut_at_stop(text, sampling)
 
 
 class TextStream:
-    """Ids to text as they come. Holds back what may turn out to be a stop string, and the bytes of
-    half a character."""
+    """Ids to text as they come. Holds back what may turn out to be a stop string or the end of the
+    answer, and the bytes of half a character."""
 
-    def __init__(self, backend: Any, sampling: Mapping[str, Any]) -> None:
+    def __init__(self, backend: Any, sampling: Mapping[str, Any], ends: frozenset[int]) -> None:
         self._backend = backend
+        self._ends = ends
+        self._held: tuple[int, ...] = ()
         self._sampling = sampling
         self._decoder = DecodeStream(skip_special_tokens=sampling.get("skip_special_tokens", True))
         self._stops = bool(sampling.get("stop"))
@@ -170,6 +195,9 @@ class TextStream:
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text that is certain now."""
+        ids = (*self._held, *ids)
+        self._held = ids[-1:] if ids and ids[-1] in self._ends else ()
+        ids = ids[: len(ids) - len(self._held)]
         self._text += "".join(self._decoder.step(self._backend, i) or "" for i in ids)
         if not self._stops:
             return self._tell(self._text)

@@ -25,7 +25,7 @@ from gateway.state.trajectories import Rules, Trajectories
 from pool import topics
 from pool.errors import BrokerUnavailable, Fatal
 from pool.follower import Follower
-from pool.topics import LEDGER, POLICY, TRAJECTORIES
+from pool.topics import LEDGER, POLICY, STEPS, TOPICS, TRAJECTORIES
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +126,9 @@ async def _open_parts(
     state.missing = f"waiting for Kafka at {settings.bootstrap}"
     await _check_topics(settings)
     codec = settings.codec()
+    for topic in (STEPS, TRAJECTORIES):
+        written = TOPICS[topic].records
+        await asyncio.to_thread(codec.prepare, settings.topic_name(topic), written)
     policy = Policy(settings.run)
     admission = Admission(settings.max_groups, settings.group_size, settings.usable_share)
     rules = Rules(

@@ -5,15 +5,17 @@ import math
 import time
 import uuid
 from collections import defaultdict
+from functools import partial
 from typing import Annotated, Any
 
 import aiohttp
 import msgspec
 
 from gateway.bodies import Uid, decode, finite, metadata_text
+from gateway.dialects.sampling import SamplingBody, stop_strings
 from gateway.engines.engine import TROUBLES
 from gateway.engines.policy import Policy
-from gateway.errors import BadRequest, EngineFailed, Unavailable, Unprocessable
+from gateway.errors import BadRequest, EngineFailed, Unavailable, Unprocessable, decoded
 from gateway.generation import Generator
 from gateway.requests import Request
 from gateway.state.log import Log
@@ -59,10 +61,7 @@ async def generate(generator: Generator, body: bytes) -> bytes:
     asked = decode(body, GenerateBody)
     if asked.image_data or asked.video_data:
         raise BadRequest("this gateway takes text only; leave image_data and video_data empty")
-    if asked.sampling_params.get("n", 1) != 1:
-        raise BadRequest("n must be 1: call once for each sample", param="sampling_params.n")
-    sampling = {name: v for name, v in asked.sampling_params.items() if name != "logprobs"}
-    request = Request(prompt=asked.prompt_ids, sampling=sampling)
+    request = Request(prompt=asked.prompt_ids, sampling=_sampling(asked.sampling_params))
     outcome = await generator.generate(request, asked.prompt_ids, None, None)
     sample = outcome.sample
     return msgspec.json.encode(
@@ -73,6 +72,16 @@ async def generate(generator: Generator, body: bytes) -> bytes:
             "weight_version": _newest(sample.segments),
         }
     )
+
+
+def _sampling(given: dict[str, Any]) -> dict[str, Any]:
+    """All of vLLM's; the fields that we know ourselves have their types."""
+    known = decoded(partial(msgspec.convert, type=SamplingBody), given)
+    if known.n not in (None, 1):
+        raise BadRequest("n must be 1: call once for each sample", param="sampling_params.n")
+    sampling = {n: v for n, v in given.items() if v is not None and n not in ("logprobs", "stop")}
+    stops = stop_strings(known.stop)
+    return sampling | {"stop": stops} if stops else sampling
 
 
 def _newest(segments: list[Segment]) -> str:
@@ -120,7 +129,7 @@ class Submission:
         metadata_text(step.metadata)
 
     async def _open(self, uid: str, prompt_uid: str, tenant: str, channel: str) -> Trajectory:
-        trajectory = await self._trajectories.for_call(uid, prompt_uid, tenant)
+        trajectory = await self._trajectories.for_call(uid, prompt_uid, tenant, channel)
         if channel != trajectory.registration.channel:
             await self._trajectories.change(trajectory, channel=channel)
         await self._trajectories.ensure_registered(trajectory)

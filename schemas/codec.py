@@ -9,6 +9,7 @@ Old schemas live in `released/`; what they wrote is read with today's schema.
 """
 
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib import resources
 from io import BytesIO
@@ -70,6 +71,12 @@ class Codec:
                 f"{type(record).__name__} does not fit its schema: {error}"
             ) from error
         return out.getvalue()
+
+    def prepare(self, topic: str, record_types: Iterable[type[Record]]) -> None:
+        """Asks a registry now for what `encode` will need, since its first question takes a while."""
+        for record_type in record_types:
+            if self._registry is not None:
+                self._registry.id_of(topic, _today()[record_type][0])
 
     def decode(self, value: bytes | None) -> Record:
         """The record that `encode` was given, whatever framing and schema version wrote it."""

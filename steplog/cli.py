@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gateway.settings import GatewaySettings
+    from reward.settings import RewardSettings
     from steplog.cat import CatSettings
     from steplog.key import KeySettings
     from steplog.local_kafka import Broker, LocalKafkaSettings
@@ -97,6 +98,13 @@ def gateway(settings: "GatewaySettings") -> int:
     return 0
 
 
+def reward(settings: "RewardSettings") -> int:
+    from reward import service
+
+    service.serve(settings)
+    return 0
+
+
 def key(settings: "KeySettings") -> int:
     from steplog import key as key_
 
@@ -130,6 +138,7 @@ COMMANDS = [
     Command(("topics", "list"), "show what the cluster has of them", "topics", topics_list),
     Command(("topics", "check"), "refuse a cluster that does not fit", "topics", topics_check),
     Command(("gateway",), "serve agents, and record their calls", "gateway", gateway),
+    Command(("reward",), "score trajectories into the second topic", "reward", reward),
     Command(("key",), "make an API key for the gateway", "key", key),
     Command(("cat",), "show the records of a topic as JSON lines", "cat", cat),
 ]

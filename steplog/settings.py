@@ -34,6 +34,7 @@ SERVICES = {
     "cat": "steplog.cat:CatSettings",
     "gateway": "gateway.settings:GatewaySettings",
     "key": "steplog.key:KeySettings",
+    "reward": "reward.settings:RewardSettings",
 }
 """Where each service's settings class is; it is imported when the service is used."""
 

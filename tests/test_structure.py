@@ -13,9 +13,10 @@ MAY_IMPORT = {
     "schemas": {"schemas"},
     "pool": {"schemas", "pool"},
     "gateway": {"schemas", "pool", "gateway"},
-    "steplog": {"schemas", "pool", "gateway", "steplog"},
+    "reward": {"schemas", "pool", "reward"},
+    "steplog": {"schemas", "pool", "gateway", "reward", "steplog"},
 }
-OURS = {*MAY_IMPORT, "reward", "trainer", "console", "tests", "bench"}
+OURS = {*MAY_IMPORT, "trainer", "console", "tests", "bench"}
 
 
 def imported(file: Path) -> set[str]:

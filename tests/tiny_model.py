@@ -192,15 +192,6 @@ def saying(text: str, spelled: bool = False) -> dict[str, Any]:
     }
 
 
-def said(text: str) -> list[int]:
-    """The ids that `saying` leads to."""
-    for word in WORDS:
-        before, found, after = text.partition(word)
-        if found:
-            return [*said(before), IDS[word], *said(after)]
-    return list(text.encode())
-
-
 def _bytes() -> "tokenizers.Tokenizer":
     import tokenizers
     from tokenizers import AddedToken, decoders, models, pre_tokenizers

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 
-from gateway.engines.engine import TROUBLES, Engine
+from gateway.engines.engine import TROUBLES, Engine, EngineTrouble
 from gateway.engines.policy import Policy
 from gateway.errors import Unavailable
 from gateway.settings import GatewaySettings
@@ -44,6 +44,7 @@ class Engines:
 
     def set_urls(self, urls: Sequence[str]) -> None:
         """Takes a new list; engines that stay keep their state, calls on others run to their end."""
+        urls = [url.rstrip("/") for url in urls]
         self.all = {url: self.all.get(url) or Engine(url, self.session) for url in urls}
         self._look_now.set()
 
@@ -86,9 +87,10 @@ class Engines:
         return idlest
 
     def failed(self, engine: Engine, error: Exception) -> None:
-        """A call failed on it: no more calls until it was looked at and found well."""
+        """A call failed on it. One that does not answer gets no more calls until it was looked at and
+        found well; one that says so may merely dislike the request."""
         log.warning("engine %s failed a call: %s", engine.url, error or type(error).__name__)
-        engine.healthy = False
+        engine.healthy = engine.healthy and isinstance(error, EngineTrouble)
         self._look_now.set()
 
     async def watch(self) -> None:
@@ -123,8 +125,8 @@ async def follow_file(engines: Engines, file: Path) -> None:
     while True:
         try:
             lines = (await asyncio.to_thread(file.read_text)).splitlines()
-        except OSError as error:
-            log.warning("the list of engines stays as it is: %s: %s", file, error.strerror)
+        except (OSError, UnicodeDecodeError) as error:
+            log.warning("the list of engines stays as it is: %s: %s", file, error)
         else:
             urls = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
             if urls != known:
@@ -140,9 +142,7 @@ async def open_engines(settings: GatewaySettings, policy: Policy) -> AsyncIterat
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
     # Engines set no cookies; a jar would be looked through for every call.
     jar = aiohttp.DummyCookieJar()
-    async with aiohttp.ClientSession(
-        timeout=limit, connector=connector, cookie_jar=jar
-    ) as session:
+    async with aiohttp.ClientSession(timeout=limit, connector=connector, cookie_jar=jar) as session:
         engines = Engines(session, policy, settings.engine_wait_s)
         engines.set_urls(settings.engines)
         tasks = [asyncio.create_task(engines.watch(), name="watch engines")]

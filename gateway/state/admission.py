@@ -5,7 +5,7 @@ hardest. So a new group waits while the groups that run, and those that ended us
 number (eta + 1) * B. A trajectory of a group that was admitted is never refused.
 
 The count is a fold of `trajectories` and `ledger`: every gateway has the same one, and a restart
-gives it back.
+gives it back. Groups that were admitted here a moment ago are counted before the log says so.
 """
 
 import math
@@ -27,14 +27,26 @@ class Admission:
         self._groups: dict[str, dict[str, Registration]] = {}
         self._prompts: dict[str, str] = {}
         self._counted: set[str] = set()
+        self._expected: dict[str, str] = {}
 
     @property
     def groups(self) -> int:
         """Groups that run or wait for a decision."""
-        return len(self._counted)
+        return len(self._counted.union(self._expected.values()))
 
     def admits(self, prompt_uid: str) -> bool:
-        return self._limit is None or prompt_uid in self._groups or len(self._counted) < self._limit
+        if self._limit is None or prompt_uid in self._groups:
+            return True
+        return prompt_uid in self._expected.values() or self.groups < self._limit
+
+    def expect(self, uid: str, prompt_uid: str) -> None:
+        """Its registration is on the way to the log."""
+        if self._limit is not None:
+            self._expected[uid] = prompt_uid
+
+    def forget(self, uid: str) -> None:
+        """Its registration did not get there."""
+        self._expected.pop(uid, None)
 
     def apply(self, record: Record) -> None:
         if self._limit is None:
@@ -46,6 +58,7 @@ class Admission:
 
     def _register(self, record: Registration) -> None:
         uid = record.trajectory_uid
+        self.forget(uid)
         before = self._prompts.get(uid)
         if before not in (None, record.prompt_uid):
             self._leave(uid)  # its client chose another prompt before the first call

@@ -111,6 +111,11 @@ class Conversation:
                 return Continued(messages, place.thread.ids[: place.length])
         return None
 
+    def prompt_of(self, digest: bytes | None, response: bytes) -> bytes:
+        """What was asked for the answer with this hash."""
+        place = self._places.get(digest or b"")
+        return place.thread.ids[: place.length].removesuffix(response) if place else b""
+
     def contexts(self) -> dict[str, bytes]:
         """What `pool.prompts.delta` may refer to: acknowledged Steps only."""
         return {thread.step_id: thread.ids for thread in self._threads.values()}

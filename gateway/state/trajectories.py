@@ -56,6 +56,7 @@ class Trajectories:
         self._open_of: Counter[str] = Counter()
         self._closed: OrderedDict[bytes, Closed] = OrderedDict()
         self.follower: Follower | None = None
+        metrics.admitted_groups.set_function(lambda: admission.groups)
 
     # What the log says
 
@@ -90,13 +91,15 @@ class Trajectories:
 
     # Opening
 
-    async def for_call(self, uid: str, prompt_uid: str, tenant: str) -> Trajectory:
-        """The trajectory of a call; registers an unknown one. Refuses a closed one."""
-        trajectory = await self._enter(uid, prompt_uid, tenant)
+    async def for_call(
+        self, uid: str, prompt_uid: str, tenant: str, channel: str | None = None
+    ) -> Trajectory:
+        """The trajectory of a call; opens an unknown one, in this channel. Refuses a closed one."""
+        trajectory = await self._enter(uid, prompt_uid, tenant, channel)
         if trajectory.is_closed or trajectory.closing.locked():
             raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
         if trajectory.registration.prompt_uid != prompt_uid:
-            self._change_prompt(trajectory, prompt_uid)
+            self._change_prompt(trajectory, prompt_uid, channel)
         return trajectory
 
     async def existing(self, uid: str, prompt_uid: str, tenant: str) -> Trajectory:
@@ -105,7 +108,7 @@ class Trajectories:
             closed = self._closed.get(_digest(uid))
             if closed is None or closed.tenant != tenant:
                 raise NotFound(f"there is no trajectory {uid}")
-            await self._recover(self._closed_registration(uid, prompt_uid, closed))
+            await self._recover_closed(self._closed_registration(uid, prompt_uid, closed))
         trajectory = await self._enter(uid, prompt_uid, tenant)
         if trajectory.registration.prompt_uid != prompt_uid:
             raise NotFound(f"there is no trajectory {uid} of prompt {prompt_uid}")
@@ -121,15 +124,23 @@ class Trajectories:
             status="completed",
         )
 
-    async def _enter(self, uid: str, prompt_uid: str, tenant: str) -> Trajectory:
+    async def _enter(
+        self, uid: str, prompt_uid: str, tenant: str, channel: str | None = None
+    ) -> Trajectory:
         trajectory = self._held.get(uid)
         if trajectory is None and uid in self._known:
             trajectory = await self._recover_once(self._known[uid])
         if trajectory is None:
-            if _digest(uid) in self._closed:
+            closed = self._closed.get(_digest(uid))
+            if closed is not None and closed.tenant == tenant:
                 raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
-            registration = self.new_registration(uid, prompt_uid, tenant, implicit=True)
+            if closed is not None:
+                raise NotFound(f"there is no trajectory {uid}")
+            registration = self.new_registration(
+                uid, prompt_uid, tenant, channel=channel, implicit=channel is None
+            )
             trajectory = self._hold(Trajectory(registration))
+            trajectory.wishes |= {"channel": channel} if channel else {}
         if trajectory.registration.tenant != tenant:
             raise NotFound(f"there is no trajectory {uid}")
         trajectory.last_used = time.monotonic()
@@ -170,19 +181,35 @@ class Trajectories:
         metrics.recovered_trajectories.inc()
         return self._hold(trajectory)
 
+    async def _recover_closed(self, registration: Registration) -> None:
+        """Nobody keeps the registration of a closed trajectory: its End says the same."""
+        trajectory = await self._recover_once(registration)
+        if (end := trajectory.end) is not None:
+            trajectory.registration = msgspec.structs.replace(
+                registration,
+                prompt_uid=end.prompt_uid,
+                run=end.run,
+                channel=end.channel,
+                metadata=end.metadata,
+                group_size=end.group_size,
+                status=end.status,
+            )
+
     def _hold(self, trajectory: Trajectory) -> Trajectory:
         self._held[trajectory.uid] = trajectory
         metrics.open_trajectories.set(len(self._held))
         return trajectory
 
-    def _change_prompt(self, trajectory: Trajectory, prompt_uid: str) -> None:
+    def _change_prompt(
+        self, trajectory: Trajectory, prompt_uid: str, channel: str | None
+    ) -> None:
         """Clients may put their own prompt into the base URL that they were given."""
         if trajectory.steps or trajectory.running:
             raise BadRequest(
                 f"trajectory {trajectory.uid} belongs to prompt "
                 f"{trajectory.registration.prompt_uid}, not {prompt_uid}"
             )
-        self._admit(trajectory.registration.channel, prompt_uid)
+        self._admit(trajectory.uid, channel or trajectory.registration.channel, prompt_uid)
         begins = self._log.end_before(prompt_uid)
         trajectory.registration = self._own(trajectory, prompt_uid=prompt_uid, begins=begins)
         trajectory.registered = False
@@ -199,8 +226,8 @@ class Trajectories:
     ) -> Registration:
         """Checks whether the trajectory may begin; nothing is written yet."""
         channel = given.get("channel") or TRAIN
-        self._admit(channel, prompt_uid)
         self._check_room(tenant)
+        self._admit(uid, channel, prompt_uid)
         now = time.time()
         deadline_s = given.get("deadline_s") or self._rules.deadline_s
         return Registration(
@@ -218,15 +245,17 @@ class Trajectories:
             created_at=int(now * 1000),
         )
 
-    def _admit(self, channel: str, prompt_uid: str) -> None:
-        metrics.admitted_groups.set(self._admission.groups)
-        if channel == TRAIN and not self._admission.admits(prompt_uid):
+    def _admit(self, uid: str, channel: str, prompt_uid: str) -> None:
+        if channel != TRAIN:
+            return
+        if not self._admission.admits(prompt_uid):
             metrics.refused_groups.inc()
             raise TooMany(
                 "as many groups run or wait for the trainer as may; "
                 "begin this prompt when one of them is decided",
                 code="too_many_groups",
             )
+        self._admission.expect(uid, prompt_uid)
 
     def _check_room(self, tenant: str) -> None:
         limit = self._rules.max_open_trajectories
@@ -257,6 +286,9 @@ class Trajectories:
             if known is not None and known.gateway != self._rules.gateway:
                 await self._adopt(trajectory, known)
                 return  # and write it again
+        except Exception:
+            self._admission.forget(uid)
+            raise
         finally:
             trajectory.registering = None
         self._note(registration)
@@ -275,6 +307,9 @@ class Trajectories:
         """Channel or metadata for the Steps from now on."""
         if trajectory.is_closed:
             raise Conflict(f"trajectory {trajectory.uid} is completed")
+        registration = trajectory.registration
+        if changes.get("channel") == TRAIN != registration.channel:
+            self._admit(trajectory.uid, TRAIN, registration.prompt_uid)
         trajectory.wishes |= changes
         trajectory.registration = self._own(trajectory, implicit=False, **changes)
         trajectory.registered = False
@@ -288,14 +323,19 @@ class Trajectories:
             async with trajectory.closing:
                 while trajectory.running:
                     await asyncio.wait([call.task for call in trajectory.running])
+                if trajectory.end is None and trajectory.is_closed:
+                    trajectory.end = await self._find_end(trajectory)
                 if trajectory.end is None:
                     trajectory.end = await self._write_end(trajectory, about)
         self._check_same(trajectory.end, about)
         await self._write_closed(trajectory, trajectory.end)
 
+    async def _find_end(self, trajectory: Trajectory) -> TrajectoryEnd | None:
+        """The End that another process has written."""
+        records = await self._recovery.records(trajectory.registration)
+        return next((record for record in records if isinstance(record, TrajectoryEnd)), None)
+
     async def _write_end(self, trajectory: Trajectory, about: "Completion") -> TrajectoryEnd:
-        if trajectory.is_closed:
-            raise Conflict(f"trajectory {trajectory.uid} is completed already, by another process")
         registration = trajectory.registration
         end = TrajectoryEnd(
             end_id=str(uuid.uuid5(ENDS, f"{trajectory.uid} {about}")),

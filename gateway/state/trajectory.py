@@ -99,6 +99,10 @@ class Trajectory:
         """The answer to an equal request, if there is one in the log."""
         return self._written.get(request_hash)
 
+    def prompt_of(self, step: Step) -> bytes:
+        """Its packed prompt, if its conversation is still remembered."""
+        return self.conversation.prompt_of(step.conversation, step.response_ids)
+
     def running_call(self, request_hash: bytes) -> "Call | None":
         calls = [call for call in self.running if call.request_hash == request_hash]
         # One without a client has lost it to the very retry that now comes.

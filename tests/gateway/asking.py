@@ -66,7 +66,8 @@ def ids_of(text: str) -> list[int]:
 
 def call(name: str, arguments: str, space: str = " ") -> str:
     """A tool call as a model writes it."""
-    return f'<tool_call>\n{{"name":{space}"{name}",{space}"arguments":{space}{arguments}}}\n</tool_call>'
+    said = f'{{"name":{space}"{name}",{space}"arguments":{space}{arguments}}}'
+    return f"<tool_call>\n{said}\n</tool_call>"
 
 
 def chat(

@@ -20,7 +20,7 @@ from pool.trajectories import step_of
 from schemas import Registration, Step
 from steplog import local_kafka
 from tests.gateway.echo_engine import running_echo
-from tests.gateway.load import Load, wait_until
+from tests.gateway.load import Load, Sent, wait_until
 from tests.gateway.own_broker import OwnBroker, own_broker
 from tests.gateway.recorded import Recorded
 from tests.gateway.running import RunningGateway, running_gateway
@@ -34,8 +34,8 @@ NOTICED = 15.0
 HEALED = 60.0
 """Seconds within which everything goes on after a fault has gone (I10)."""
 MEGABYTE = 1024 * 1024
-CUT = ("ServerDisconnectedError", "ClientOSError", "ClientConnectorError", "Broken")
-"""What agents see of a process that dies."""
+CUT = ("ServerDisconnectedError", "ClientOSError", "ClientConnectorError", "ClientPayloadError")
+"""What agents see of a process that dies; of a stream, that it is broken."""
 HELLO = {"model": "default", "messages": [{"role": "user", "content": "[[hello]]"}]}
 
 
@@ -267,7 +267,7 @@ def test_f3_a_gateway_that_is_killed_gives_retries_what_the_log_has(
     assert survivors, "no gateway died between a Step and its answer"
     for sent in load.sent:
         assert sent.step_id, f"{sent} was never answered"
-        assert {a.outcome for a in sent.attempts} <= {200, 503, *CUT}, sent
+        assert {a.outcome for a in sent.attempts} <= {200, 503, "Broken", *CUT}, sent
         if sent.text in survivors:
             assert sent.step_id == survivors[sent.text], "a retry did not get the stored answer"
             assert len(log.by_text[sent.text]) == 1
@@ -280,6 +280,34 @@ def unheard(log: Recorded, load: Load) -> dict[str, str]:
     waiting = [sent for sent in load.sent if sent.step_id is None and not sent.stream]
     found = {sent.text: log.by_text.get(sent.text, []) for sent in waiting}
     return {text: steps[-1].step_id for text, steps in found.items() if steps}
+
+
+@pytest.mark.slow
+def test_f3_the_openai_client_gets_its_answers_across_a_kill(
+    own_log: Connection, tokenizer: Path
+) -> None:
+    sent = [Sent(f"sdk-{n}", f"[[sdk-{n}]]", stream=False) for n in range(12)]
+    with running_echo(delay=4.0) as engine, ExitStack() as lives, ThreadPoolExecutor(12) as agents:
+        gateway = lives.enter_context(running_gateway(own_log, [engine.url], tokenizer))
+        asked = [agents.submit(ask, gateway, call) for call in sent]
+        wait_until(lambda: any(call.done() for call in asked), 30)
+        gateway.kill()
+        again = running_gateway(own_log, [engine.url], tokenizer, port=gateway.port)
+        lives.enter_context(again)
+        for call in asked:
+            call.result(timeout=60)
+    log = Recorded(own_log)
+    log.check(sent)
+    assert all(len(log.by_text[call.text]) == 1 for call in sent)
+
+
+def ask(gateway: RunningGateway, sent: Sent) -> None:
+    client = gateway.openai(sent.uid, "sdk", max_retries=10)
+    answer = client.chat.completions.create(
+        model="default", messages=[{"role": "user", "content": sent.text}]
+    )
+    sent.step_id = answer.id.removeprefix("chatcmpl-")
+    sent.content = answer.choices[0].message.content
 
 
 @pytest.mark.slow

@@ -1,0 +1,62 @@
+"""Trajectories whose time is up.
+
+Time closes nothing by itself. The owner of the partition writes a TrajectoryEnd with an id that
+follows from the trajectory, and the trajectory closes when that record is read: every rebuild sees the
+same, and two owners in a row write the same End. Gateways learn of it from `trajectories`.
+"""
+
+import uuid
+from collections.abc import Iterator, Sequence
+
+from pool.progress import Received
+from pool.trajectories import TrajectoryAssembler, source
+from schemas import Registration, Step, TrajectoryEnd
+
+EXPIRED = uuid.UUID("b3a7a2f0-7f8e-4a43-9d3c-3f4be0a5a6d1")
+
+
+def expired_id(trajectory_uid: str) -> str:
+    return str(uuid.uuid5(EXPIRED, trajectory_uid))
+
+
+def overdue(
+    assembler: TrajectoryAssembler, now_ms: int
+) -> Iterator[tuple[TrajectoryEnd, Registration]]:
+    """Ends for the trajectories that are open and past their deadline, and their closing."""
+    for _, records in assembler.open_trajectories():
+        steps = [record for r in records if isinstance(record := r.record, Step)]
+        if steps and steps[-1].deadline is not None and steps[-1].deadline < now_ms:
+            yield _end(steps, now_ms), _closed(steps[-1], records, now_ms)
+
+
+def _end(steps: Sequence[Step], now_ms: int) -> TrajectoryEnd:
+    last = steps[-1]
+    return TrajectoryEnd(
+        end_id=expired_id(last.trajectory_uid),
+        trajectory_uid=last.trajectory_uid,
+        prompt_uid=last.prompt_uid,
+        run=last.run,
+        channel=last.channel,
+        status="expired",
+        steps=len(steps),
+        reason="its deadline passed",
+        metadata=last.metadata,
+        group_size=last.group_size,
+        created_at=now_ms,
+    )
+
+
+def _closed(last: Step, records: Sequence[Received], now_ms: int) -> Registration:
+    return Registration(
+        trajectory_uid=last.trajectory_uid,
+        prompt_uid=last.prompt_uid,
+        run=last.run,
+        channel=last.channel,
+        metadata=last.metadata,
+        group_size=last.group_size,
+        deadline=last.deadline,
+        tenant=last.tenant,
+        begins=source(records[0]),
+        status="expired",
+        created_at=now_ms,
+    )

@@ -1,0 +1,51 @@
+"""The reward functions that come with steplog, by name.
+
+Each name stands for a factory: called with parameters, it gives a function of a trajectory. The
+first line of its docstring is what the help shows. Modules are imported when they are asked for,
+since some bring heavy libraries with them.
+"""
+
+from collections.abc import Callable, Coroutine
+from importlib import import_module
+from typing import Any
+
+from reward.verdict import Reward
+from reward.view import TrajectoryView
+
+Result = float | Reward | None
+Score = Callable[[TrajectoryView], Result]
+AsyncScore = Callable[[TrajectoryView], Coroutine[Any, Any, Result]]
+Factory = Callable[..., Score | AsyncScore]
+
+FUNCTIONS = {
+    "exact_match": "reward.functions.match",
+    "numeric_answer": "reward.functions.numeric",
+    "math_answer": "reward.functions.maths",
+    "regex": "reward.functions.patterns",
+    "answer_format": "reward.functions.patterns",
+    "json_schema": "reward.functions.json_schema",
+    "length_penalty": "reward.functions.lengths",
+    "overlong": "reward.functions.lengths",
+    "repetition": "reward.functions.lengths",
+    "tool_calls": "reward.functions.tool_calls",
+    "unit_tests": "reward.functions.unit_tests",
+    "judge": "reward.functions.judge",
+    "reward_model": "reward.functions.reward_model",
+}
+
+
+def load(name: str) -> Factory:
+    factory: Factory = getattr(import_module(FUNCTIONS[name]), name)
+    return factory
+
+
+def summary(name: str) -> str:
+    """One line for the help."""
+    return (load(name).__doc__ or "").strip().partition("\n")[0]
+
+
+async def close() -> None:
+    """Closes what asynchronous functions opened on the running loop."""
+    from reward.functions import http
+
+    await http.close()

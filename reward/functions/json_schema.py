@@ -1,0 +1,82 @@
+"""JSON that fits a schema."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from reward.functions import Score
+from reward.functions.fenced import last_block
+from reward.verdict import Reward, RewardFailed
+from reward.view import TrajectoryView
+
+if TYPE_CHECKING:
+    from jsonschema.protocols import Validator
+
+SHOWN = 200
+"""Characters of an error that are kept in the record."""
+
+
+def json_schema(schema: str = "", key: str = "schema") -> Score:
+    """1 when the last response, or the fenced block in it, is JSON that fits a schema, else 0.
+
+    `schema` is a file; without it the schema is metadata[key], as an object or as text, and a
+    trajectory that has none gets no opinion.
+    """
+    fixed = validator(Path(schema).read_text()) if schema else None
+
+    def score(trajectory: TrajectoryView) -> Reward | None:
+        found = fixed or _of_metadata(trajectory, key)
+        if found is None:
+            return None
+        problem = misfit(found, last_block(trajectory.text, "json"))
+        return Reward(float(problem is None), details={"error": problem} if problem else {})
+
+    return score
+
+
+@lru_cache(maxsize=256)
+def validator(schema: str) -> "Validator":
+    """Raises ValueError for what is no schema."""
+    from jsonschema import SchemaError
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    content: Any = msgspec.json.decode(schema)
+    if not isinstance(content, dict):
+        raise ValueError("a schema is an object")
+    kind = validator_for(content)
+    try:
+        kind.check_schema(content)
+    except SchemaError as error:
+        raise ValueError(f"not a JSON schema: {error.message}") from error
+    # An empty registry: a reference to a URL is an error, and fetches nothing.
+    return kind(content, registry=Registry())
+
+
+def misfit(schema: "Validator", text: str) -> str | None:
+    """Why a text is no JSON that fits."""
+    from jsonschema.exceptions import best_match
+    from referencing.exceptions import Unresolvable
+
+    try:
+        error = best_match(schema.iter_errors(msgspec.json.decode(text.strip())))
+    except msgspec.DecodeError as broken:
+        return f"not JSON: {broken}"[:SHOWN]
+    except RecursionError:
+        return "nested too deeply"
+    except Unresolvable as missing:
+        raise RewardFailed(f"the schema refers to what it does not hold: {missing}") from None
+    return None if error is None else f"{error.json_path}: {error.message}"[:SHOWN]
+
+
+def _of_metadata(trajectory: TrajectoryView, key: str) -> "Validator | None":
+    schema = trajectory.metadata.get(key)
+    if schema is None:
+        return None
+    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    try:
+        return validator(text)
+    except ValueError as error:
+        raise RewardFailed(f"metadata[{key!r}]: {error}") from None

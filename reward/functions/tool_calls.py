@@ -1,0 +1,101 @@
+"""Whether the tools were called in a way that they could be."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from reward.functions import Score
+from reward.functions.json_schema import misfit, validator
+from reward.verdict import Reward, RewardFailed
+from reward.view import StepView, TrajectoryView
+
+KEPT = 8
+"""Errors that are kept in the record."""
+
+Tools = dict[str, Any]
+"""Schemas of the parameters by name."""
+
+
+def tool_calls(
+    key: str = "tools",
+    start: str = "<tool_call>",
+    end: str = "</tool_call>",
+    schemas: bool = False,
+    per_step: bool = False,
+) -> Score:
+    """The share of tool calls in the trajectory that are well formed.
+
+    A call stands between the tags and is a JSON object with a `name` and an object of `arguments`.
+    When metadata[key] lists tools (as the OpenAI API has them, or by name), the name must be among
+    them; with `schemas`, arguments must fit the tool's parameters, too. `per_step` gives each Step
+    its own share as well. A trajectory without any call gets no opinion.
+    """
+
+    def score(trajectory: TrajectoryView) -> Reward | None:
+        tools = known_tools(trajectory.metadata.get(key), key)
+        judged = [
+            [_problem(call, tools, schemas) for call in _calls(step, start, end)]
+            for step in trajectory.steps
+        ]
+        problems = [problem for step in judged for problem in step]
+        if not problems:
+            return None
+        errors = [problem for problem in problems if problem is not None]
+        details = {"calls": len(problems), "malformed": len(errors), "errors": errors[:KEPT]}
+        shares = [_share(step) for step in judged] if per_step else ()
+        return Reward(_share(problems), steps=shares, details=details)
+
+    return score
+
+
+def _share(problems: list[str | None]) -> float | None:
+    return problems.count(None) / len(problems) if problems else None
+
+
+def _calls(step: StepView, start: str, end: str) -> Iterator[str | None]:
+    """What stands between the tags; None for a call that was not finished."""
+    for part in step.text.split(start)[1:]:
+        call, closed, _ = part.partition(end)
+        yield call if closed else None
+
+
+def _problem(call: str | None, tools: Tools | None, schemas: bool) -> str | None:
+    if call is None:
+        return "the call is not closed"
+    try:
+        content: Any = msgspec.json.decode(call.strip())
+    except (msgspec.DecodeError, RecursionError) as error:
+        return f"not JSON: {error}"
+    if not isinstance(content, dict) or not isinstance(content.get("name"), str):
+        return "not an object with a name"
+    name, arguments = content["name"], content.get("arguments")
+    if not isinstance(arguments, dict):
+        return f"{name[:100]}: arguments are not an object"
+    if tools is not None and name not in tools:
+        return f"there is no tool {name[:100]}"
+    return _unfit(name, arguments, tools[name]) if schemas and tools else None
+
+
+def _unfit(name: str, arguments: dict[str, Any], parameters: Any) -> str | None:
+    if parameters is None:
+        return None
+    try:
+        schema = validator(msgspec.json.encode(parameters).decode())
+    except ValueError as error:
+        raise RewardFailed(f"parameters of the tool {name}: {error}") from None
+    problem = misfit(schema, msgspec.json.encode(arguments).decode())
+    return None if problem is None else f"{name}: {problem}"
+
+
+def known_tools(listed: Any, key: str) -> Tools | None:
+    """From names, from OpenAI's form, or from the functions within it; also as JSON text."""
+    if listed is None:
+        return None
+    try:
+        items = msgspec.json.decode(listed) if isinstance(listed, str) else listed
+        tools: list[Any] = [{"name": item} if isinstance(item, str) else item for item in items]
+        functions = [tool.get("function", tool) for tool in tools]
+        return {function["name"]: function.get("parameters") for function in functions}
+    except (msgspec.DecodeError, AttributeError, KeyError, TypeError):
+        raise RewardFailed(f"metadata[{key!r}] is not a list of tools") from None

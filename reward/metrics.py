@@ -1,0 +1,28 @@
+"""Every metric of the reward worker, by its name in Prometheus."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+processed = Counter("reward_processed", "Trajectories written to rewarded", ["outcome"])
+values = Histogram(
+    "reward_value",
+    "Rewards, by function and channel",
+    ["reward", "channel"],
+    buckets=(-10, -5, -2, -1, -0.5, -0.1, 0, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10),
+)
+seconds = Histogram(
+    "reward_duration_seconds",
+    "How long a function took",
+    ["reward"],
+    buckets=(0.0001, 0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300),
+)
+failures = Counter("reward_failures", "Trajectories that a function failed on", ["reward"])
+retries = Counter("reward_retries", "Calls of a function that were tried again", ["reward"])
+dead_letters = Counter("dead_letters", "Records put aside", ["stage", "reason"])
+in_hand = Gauge("reward_in_hand", "Trajectories that are being scored")
+expired = Counter("reward_expired_trajectories", "Trajectories ended because time was up")
+lag = Gauge(
+    "kafka_consumergroup_lag",
+    "Records that the group has not processed",
+    ["consumergroup", "topic", "partition"],
+)
+last_progress = Gauge("consumer_last_progress_timestamp_seconds", "When the worker last committed")

@@ -1,0 +1,31 @@
+"""The reward worker's settings."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pool.connection import Connection
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class RewardSettings(Connection):
+    function: tuple[str, ...] = Field(
+        (),
+        description="reward functions: a built-in name, FILE.py:NAME or MODULE:NAME, each with "
+        "?weight=… and parameters; without any, what agents said is taken over",
+    )
+    tokenizer: str | None = Field(
+        None, description="folder of the tokenizer; needed by functions that look at text"
+    )
+    run: str = Field("default", description="the run that expired trajectories are ended for")
+    group: str = Field("steplog-reward", description="consumer group")
+    slot: str = Field(
+        "0", description="this worker's name in its group; another one for each, kept over restarts"
+    )
+    processes: Positive = Field(
+        1, description="processes that run functions which are not asynchronous"
+    )
+    at_once: Positive = Field(2_000, description="trajectories in hand at the same time")
+    host: str = Field("127.0.0.1", description="address for /compute_reward, /ready and /metrics")
+    port: int = Field(8200, ge=0, lt=65536, description="port for them; 0 takes any free one")

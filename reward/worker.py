@@ -1,0 +1,249 @@
+"""The reward worker: reads `steps`, scores whole trajectories, writes `rewarded`.
+
+    consumer.poll ──► isolated processes ──► event loop ──► outputs, in the order of each key
+                       (plain functions)      (async ones)        └──► one transaction with the offsets
+
+The thread that runs `run` owns the consumer: it polls, collects what is scored, and commits. Scoring
+happens elsewhere. A worker that is killed has written each output once or not at all, and what was
+being scored is scored again by whoever gets the partition.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from pool.connection import Connection
+from pool.consumer import StatefulConsumer
+from pool.dead_letters import Letter, PoisonLimiter
+from pool.producer import Output
+from pool.progress import Progress, Work
+from pool.topics import DEAD_LETTERS, REWARDED, STEPS, TRAJECTORIES
+from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
+from reward import metrics
+from reward.expiry import overdue
+from reward.function import Function
+from reward.isolated import UNAVAILABLE, Isolated
+from reward.queues import KeyOrder
+from reward.remote import Remote
+from reward.score import Opinion, is_scored, rewarded
+from reward.texts import Texts
+from reward.view import TrajectoryView
+from schemas import Record
+
+log = logging.getLogger(__name__)
+
+STAGE = "reward"
+LOOK_FOR_OVERDUE = 5.0
+WAIT_FOR_OUTAGE = 2.0
+POLL = 0.05
+
+Item = Trajectory | Stray
+
+
+@dataclass(eq=False)
+class Job:
+    """A piece of work on its way. `back` is told when every function has spoken."""
+
+    item: Item
+    back: Callable[["Job"], None]
+    work: Work[Item] | None = None
+    opinions: list[Opinion] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        record = self.item.end if isinstance(self.item, Trajectory) else self.item.received.record
+        return str(getattr(record, "prompt_uid", ""))
+
+
+class Scorer:
+    """Runs a trajectory through all functions, wherever they run."""
+
+    def __init__(
+        self,
+        specs: Sequence[str],
+        functions: Sequence[Function],
+        tokenizer: str | None,
+        processes: int,
+    ) -> None:
+        plain = [function for function in functions if not function.is_async]
+        others = [function for function in functions if function.is_async]
+        self.remote = Remote(others)
+        self._texts = Texts(tokenizer)
+        self._order = {function.name: at for at, function in enumerate(functions)}
+        self._asks = bool(others)
+        self._numbers = count()
+        self._jobs: dict[int, Job] = {}
+        self._isolated = (
+            Isolated(specs, plain, tokenizer, processes, self._plain_done) if plain else None
+        )
+
+    def submit(self, job: Job) -> None:
+        if not isinstance(job.item, Trajectory) or not is_scored(job.item):
+            job.back(job)
+        elif self._isolated is not None:
+            number = next(self._numbers)
+            self._jobs[number] = job
+            self._isolated.submit(number, job.item)
+        else:
+            self._ask(job)
+
+    def _plain_done(self, number: int, opinions: list[Opinion]) -> None:
+        job = self._jobs.pop(number)
+        if any(o.failure and o.failure.startswith(UNAVAILABLE) for o in opinions):
+            metrics.retries.labels(opinions[0].name).inc()
+            self.remote.later(WAIT_FOR_OUTAGE, lambda: self.submit(job))
+            return
+        job.opinions += opinions
+        self._ask(job)
+
+    def _ask(self, job: Job) -> None:
+        failed = any(opinion.failure is not None for opinion in job.opinions)
+        if not self._asks or failed:
+            self._end(job)
+        else:
+            self.remote.start(self._ask_remote(job))
+
+    async def _ask_remote(self, job: Job) -> None:
+        assert isinstance(job.item, Trajectory)
+        job.opinions += await self.remote.opinions(TrajectoryView(job.item, self._texts.decode))
+        self._end(job)
+
+    def _end(self, job: Job) -> None:
+        job.opinions.sort(key=lambda opinion: self._order[opinion.name])
+        job.back(job)
+
+    def close(self) -> None:
+        if self._isolated is not None:
+            self._isolated.close()
+        self.remote.close()
+
+
+class Worker:
+    """One member of the group."""
+
+    def __init__(
+        self, connection: Connection, group: str, slot: str, scorer: Scorer, at_once: int
+    ) -> None:
+        self._connection = connection
+        self._codec = connection.codec()
+        self._scorer = scorer
+        self._group = group
+        self._names = {
+            topic: connection.topic_name(topic)
+            for topic in (STEPS, REWARDED, TRAJECTORIES, DEAD_LETTERS)
+        }
+        self._order: KeyOrder[Job] = KeyOrder()
+        self._scored: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._limiter = PoisonLimiter()
+        self._in_hand = 0
+        self._next_look = 0.0
+        self._ended: dict[str, Progress[Item]] = {}
+        self.last_progress = time.monotonic()
+        self._consumer: StatefulConsumer[Item] = StatefulConsumer(
+            connection,
+            topic=STEPS,
+            group=group,
+            transactional_id=f"{group}-{connection.topic_prefix}{slot}",
+            assembler=lambda partition: TrajectoryAssembler(),
+            codec=self._codec,
+            max_waiting=at_once,
+        )
+
+    def run(self, stop: threading.Event) -> None:
+        with self._consumer:
+            while not stop.is_set():
+                self.turn()
+
+    def turn(self) -> None:
+        """One round: read, hand out, collect, commit."""
+        for work in self._consumer.poll(POLL):
+            self._take(work)
+        self._collect()
+        self._end_overdue()
+        if self._consumer.commit():
+            self.last_progress = time.monotonic()
+            metrics.last_progress.set_to_current_time()
+        metrics.in_hand.set(self._in_hand)
+
+    def _take(self, work: Work[Item]) -> None:
+        job = Job(work.item, self._scored.put, work)
+        self._order.add(job.key, job)
+        self._in_hand += 1
+        self._scorer.submit(job)
+
+    def _collect(self) -> None:
+        while not self._scored.empty():
+            job = self._scored.get()
+            for ready in self._order.complete(job.key, job):
+                self._in_hand -= 1
+                assert ready.work is not None
+                self._consumer.finish([ready.work], self._outputs(ready))
+
+    def _outputs(self, job: Job) -> list[Output]:
+        item = job.item
+        if isinstance(item, Stray):
+            return [self._output(REWARDED, annotated(item.received.record, source(item.received)))]
+        outputs = [self._output(REWARDED, record) for record in rewarded(item, job.opinions)]
+        failure = next((o for o in job.opinions if o.failure is not None), None)
+        self._count(item, job.opinions)
+        if failure is None:
+            self._limiter.good()
+            return outputs
+        log.warning("trajectory %s: reward %s: %s", item.uid, failure.name, failure.failure)
+        self._limiter.bad(f"reward {failure.name}: {failure.failure}")
+        return [*outputs, self._letter(item, failure)]
+
+    def _count(self, item: Trajectory, opinions: Sequence[Opinion]) -> None:
+        channel = item.end.channel if item.end.channel in ("train", "val") else "other"
+        for opinion in opinions:
+            if opinion.failure is not None:
+                metrics.failures.labels(opinion.name).inc()
+            elif opinion.value is not None:
+                metrics.values.labels(opinion.name, channel).observe(opinion.value)
+        failed = any(opinion.failure is not None for opinion in opinions)
+        metrics.processed.labels("failed" if failed else item.end.status).inc()
+
+    def _letter(self, item: Trajectory, failure: Opinion) -> Output:
+        """What the function could not score: its End, as it lay in the log."""
+        reason = f"reward {failure.name}: {failure.failure}"
+        place, value = item.ended, self._codec.encode(item.end, self._names[STEPS])
+        key = item.prompt_uid.encode()
+        letter = Letter(
+            self._names[STEPS], place.partition, place.offset, key, value, (), item.end.created_at
+        )
+        metrics.dead_letters.labels(STAGE, failure.name).inc()
+        return Output(
+            self._names[DEAD_LETTERS], key, value, letter.headers_with(self._group, reason)
+        )
+
+    def _output(self, topic: str, record: Record) -> Output:
+        name = self._names[topic]
+        key = getattr(record, "trajectory_uid" if topic == TRAJECTORIES else "prompt_uid", None)
+        return Output(name, key, self._codec.encode(record, name))
+
+    def _end_overdue(self) -> None:
+        """Looks for trajectories whose time is up, now and then."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_FOR_OVERDUE
+        before, self._ended = self._ended, {}
+        for owned in self._consumer.offsets():
+            assignment = self._consumer.assignment(owned.partition)
+            if assignment is not None:
+                self._end_overdue_of(assignment, before)
+
+    def _end_overdue_of(
+        self, assignment: Progress[Item], before: Mapping[str, Progress[Item]]
+    ) -> None:
+        assert isinstance(assignment.assembler, TrajectoryAssembler)
+        for end, closed in overdue(assignment.assembler, int(time.time() * 1000)):
+            self._ended[end.end_id] = assignment
+            if before.get(end.end_id) is not assignment:
+                metrics.expired.inc()
+                outputs = [self._output(STEPS, end), self._output(TRAJECTORIES, closed)]
+                self._consumer.finish([], outputs, [assignment])

@@ -1,0 +1,82 @@
+"""Which weights sampled which tokens, and which may."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from pool.connection import Connection
+from pool.topics import POLICY
+from schemas import PolicyVersion, Segment
+from tests.gateway.asking import eventually, response, steps
+from tests.gateway.real_engine.calls import REAL, ask
+from tests.gateway.running import RunningGateway, running_gateway
+from tests.pool.log import write
+from tests.vllm_engine import Engine
+
+pytestmark = REAL
+
+
+def test_segments_say_which_weights_sampled_which_tokens(
+    gateway: RunningGateway, engine: Engine, client: openai.OpenAI, uid: str
+) -> None:
+    engine.label("1.3")
+    ids: list[int] = []
+    options: Any = {"max_tokens": 400, "stream": True}
+    options["extra_body"] = {"ignore_eos": True, "return_token_ids": True}
+
+    def listen() -> None:
+        for part in ask(client, **options):
+            ids.extend(getattr(part.choices[0], "token_ids", None) or ())
+
+    listening = threading.Thread(target=listen)
+    listening.start()
+    eventually(lambda: len(ids) > 20, 30)
+    with engine.paused():
+        time.sleep(1)
+        before = len(ids)
+        engine.label("1.4")
+        time.sleep(1)
+        assert len(ids) == before
+    listening.join()
+    (step,) = steps(gateway, uid)
+    assert response(step) == ids
+    assert 20 < before < 400
+    assert step.segments == [
+        Segment(incarnation=1, version=3, first_token=0),
+        Segment(incarnation=1, version=4, first_token=before),
+    ]
+
+
+def test_an_engine_with_old_weights_gets_no_calls(
+    log: Connection, engine: Engine, model: Path, uid: str, prompt_uid: str
+) -> None:
+    engine.label("1.3")
+    run = f"run-{uid}"
+    live = PolicyVersion(run=run, incarnation=1, version=4, phase="live")
+    write(log, POLICY, [live])
+    options = ("--run", run, "--engine-wait-s", "1")
+    with running_gateway(log, [engine.url], model, *options, wait=False) as gateway:
+        client = gateway.openai(uid, prompt_uid)
+        eventually(lambda: _answers(gateway), 30)
+        eventually(lambda: "no engine" in str(gateway.get("/ready").body), 30)
+        generated = engine.metric("vllm:request_success_total")
+        with pytest.raises(openai.InternalServerError) as refusal:
+            ask(client, max_tokens=3)
+        assert refusal.value.status_code == 503
+        assert engine.metric("vllm:request_success_total") == generated
+        engine.label("1.4")
+        eventually(lambda: gateway.get("/ready").status == 200, 10)
+        ask(client, max_tokens=3)
+        (step,) = steps(gateway, uid)
+        assert step.segments == [Segment(incarnation=1, version=4, first_token=0)]
+
+
+def _answers(gateway: RunningGateway) -> bool:
+    try:
+        return gateway.get("/health").status == 200
+    except OSError:
+        return False

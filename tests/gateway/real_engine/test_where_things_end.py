@@ -1,0 +1,59 @@
+"""Clients and engines that go away in the middle. The last test of the folder ends its engine."""
+
+import os
+import signal
+import time
+
+import openai
+import pytest
+
+from schemas import Step, StepNote
+from tests.gateway.asking import eventually, log_of, response
+from tests.gateway.real_engine.calls import LONG, REAL, ask
+from tests.gateway.running import RunningGateway
+from tests.vllm_engine import Engine
+
+pytestmark = REAL
+
+
+def test_a_client_that_leaves_has_a_step_with_a_note(
+    gateway: RunningGateway, engine: Engine, client: openai.OpenAI, uid: str
+) -> None:
+    stream = ask(client, stream=True, max_tokens=300, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()
+    eventually(lambda: len(log_of(gateway, uid)) == 2, 30)
+    step, note = log_of(gateway, uid)
+    assert isinstance(step, Step)
+    assert isinstance(note, StepNote)
+    assert len(response(step)) == 300
+    assert (note.step_id, note.delivered) == (step.step_id, False)
+    assert engine.requests() == 0
+
+
+def test_a_generation_that_nobody_waits_for_is_given_up(
+    gateway: RunningGateway, engine: Engine, client: openai.OpenAI, uid: str
+) -> None:
+    stream = ask(client, stream=True, **LONG)
+    next(iter(stream))
+    with engine.paused():
+        stream.close()
+        left = time.monotonic()
+        eventually(lambda: engine.requests() == 0, 30)
+        assert time.monotonic() - left > 8  # it may come back within ten seconds
+    assert log_of(gateway, uid) == []
+    assert ask(client, max_tokens=1).usage.completion_tokens == 1
+
+
+def test_an_engine_that_dies_ends_the_stream_with_an_error(
+    gateway: RunningGateway, engine: Engine, client: openai.OpenAI, uid: str
+) -> None:
+    """The last one: nothing comes after it."""
+    stream = ask(client, stream=True, **LONG)
+    next(iter(stream))
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(openai.APIError) as failure:
+        list(stream)
+    assert "engine" in str(failure.value)
+    assert log_of(gateway, uid) == []
+    eventually(lambda: gateway.get("/ready").status == 503, 10)

@@ -1,0 +1,129 @@
+"""How many groups run or wait, as a fold of `trajectories` and `ledger`."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from gateway.state.admission import Admission
+from schemas import DecidedGroup, Decision, Member, Position, Record, Registration
+
+COUNT = itertools.count(1)
+
+
+def registered(uid: str, prompt: str = "p", **fields: Any) -> Registration:
+    begins = Position(partition=0, offset=0)
+    return Registration(trajectory_uid=uid, prompt_uid=prompt, run="r", begins=begins, **fields)
+
+
+def closed(uid: str, prompt: str = "p", status: Any = "completed", **fields: Any) -> Registration:
+    return registered(uid, prompt, status=status, **fields)
+
+
+def decided(*uids: str, prompt: str = "p") -> Decision:
+    members = [Member(trajectory_uid=uid, verdict="train") for uid in uids]
+    group = DecidedGroup(
+        prompt_uid=prompt,
+        partition=0,
+        first_offset=0,
+        closed_at=0,
+        verdict="train",
+        members=members,
+    )
+    return Decision(run="r", incarnation=1, sequence=next(COUNT), groups=[group])
+
+
+def left_over(*uids: str) -> Decision:
+    others = [Member(trajectory_uid=uid, verdict="late") for uid in uids]
+    return Decision(run="r", incarnation=1, sequence=next(COUNT), others=others)
+
+
+def fold(*records: Record, limit: int | None = 2, size: int = 2, share: float = 0.5) -> Admission:
+    admission = Admission(limit, size, share)
+    for record in records:
+        admission.apply(record)
+    return admission
+
+
+@pytest.mark.parametrize(
+    ("records", "count"),
+    [
+        ([], 0),
+        ([registered("a")], 1),
+        ([registered("a"), registered("a")], 1),
+        ([registered("a"), registered("b")], 1),
+        ([registered("a"), registered("b", "q")], 2),
+        ([registered("a", channel="val")], 0),
+        # It runs while members are missing, or not closed.
+        ([registered("a"), closed("a")], 1),
+        ([registered("a"), closed("a", status="failed")], 1),
+        # It waits for its decision, if enough of it is usable.
+        ([registered("a"), registered("b"), closed("a"), closed("b")], 1),
+        (
+            [
+                *(registered(uid) for uid in "ab"),
+                *(closed(uid, status="failed") for uid in "ab"),
+            ],
+            0,
+        ),
+        ([registered("a"), registered("b"), closed("a"), closed("b", status="cancelled")], 0),
+        # A truncated one can be trained.
+        ([registered("a"), registered("b"), closed("a"), closed("b", status="truncated")], 1),
+        # Decided.
+        ([registered("a"), registered("b"), closed("a"), closed("b"), decided("a", "b")], 0),
+        ([registered("a"), registered("b"), decided("a", "b"), closed("a"), closed("b")], 0),
+        ([registered("a"), registered("b"), closed("a"), decided("a"), closed("b")], 1),
+        ([registered("a"), left_over("a")], 0),
+        # The prompt comes back in the next epoch.
+        ([registered("a"), decided("a"), registered("b")], 1),
+        # Another prompt before the first call.
+        ([registered("a"), registered("a", "q")], 1),
+        # Another channel before, or after.
+        ([registered("a"), registered("a", channel="val")], 0),
+        ([registered("a", channel="val"), registered("a")], 1),
+    ],
+)
+def test_groups_that_run_or_wait_are_counted(records: list[Record], count: int) -> None:
+    assert fold(*records).groups == count
+
+
+def test_the_groups_own_size_counts() -> None:
+    ended = [registered("a", group_size=1), closed("a", group_size=1, status="failed")]
+    assert fold(*ended, size=8).groups == 0
+    assert fold(*ended[:1], registered("b", group_size=3), size=1).groups == 1
+
+
+def test_new_groups_are_admitted_up_to_the_limit_and_members_always() -> None:
+    admission = fold(registered("a", "p"), registered("b", "q"))
+    assert not admission.admits("new")
+    assert admission.admits("p") and admission.admits("q")
+
+
+def test_a_decided_prompt_is_new_again() -> None:
+    admission = fold(
+        registered("a", "p"), decided("a"), registered("b", "q"), registered("c", "r")
+    )
+    assert not admission.admits("p")
+
+
+def test_without_a_limit_everything_is_admitted() -> None:
+    admission = fold(*(registered(str(n), str(n)) for n in range(100)), limit=None)
+    assert admission.admits("new")
+
+
+def test_a_group_that_is_about_to_begin_is_counted_until_the_log_says_so() -> None:
+    admission = fold(limit=1)
+    admission.expect("a", "p")
+    assert not admission.admits("q")
+    assert admission.admits("p")
+    admission.apply(registered("a", "p"))
+    assert admission.groups == 1
+    admission.apply(decided("a"))
+    assert admission.admits("q")
+
+
+def test_a_group_that_did_not_begin_after_all_is_forgotten() -> None:
+    admission = fold(limit=1)
+    admission.expect("a", "p")
+    admission.forget("a")
+    assert admission.admits("q")
