@@ -27,7 +27,8 @@ lint: setup
 test: setup
 	$(BIN)/pytest -m 'not slow'
 
-test-slow: setup
+# The real vLLM is among them.
+test-slow: setup-cpu
 	$(BIN)/pytest -m slow
 
 bench: setup

@@ -15,7 +15,7 @@ from gateway.bodies import Uid, decode, finite, metadata_text
 from gateway.dialects.sampling import SamplingBody, stop_strings
 from gateway.engines.engine import TROUBLES
 from gateway.engines.policy import Policy
-from gateway.errors import BadRequest, EngineFailed, Unavailable, Unprocessable, decoded
+from gateway.errors import BadRequest, Conflict, EngineFailed, Unavailable, Unprocessable, decoded
 from gateway.generation import Generator
 from gateway.requests import Request
 from gateway.state.log import Log
@@ -99,13 +99,19 @@ class Submission:
     async def submit(self, body: bytes, channel: str, tenant: str, scope: str) -> int:
         """`scope` goes before prompt_uids, so that tenants share no groups."""
         steps = decode(body, SubmitBody).steps
+        prompts: dict[str, str] = {}
         for at, step in enumerate(steps):
             self._check(step, at)
+            if prompts.setdefault(step.trajectory_uid, step.prompt_uid) != step.prompt_uid:
+                raise Unprocessable(
+                    f"steps[{at}] names another prompt_uid than an earlier one of its trajectory",
+                    param=f"steps[{at}].prompt_uid",
+                )
         by_trajectory: dict[tuple[str, str], list[SubmittedStep]] = defaultdict(list)
         for step in steps:
             by_trajectory[step.trajectory_uid, scope + step.prompt_uid].append(step)
         opened = [
-            (await self._open(uid, prompt_uid, tenant, channel), members)
+            (await self._open(uid, prompt_uid, tenant, channel, members), members)
             for (uid, prompt_uid), members in by_trajectory.items()
         ]
         await asyncio.gather(*(self._write(trajectory, part) for trajectory, part in opened))
@@ -128,8 +134,16 @@ class Submission:
         finite(step.reward)
         metadata_text(step.metadata)
 
-    async def _open(self, uid: str, prompt_uid: str, tenant: str, channel: str) -> Trajectory:
-        trajectory = await self._trajectories.for_call(uid, prompt_uid, tenant, channel)
+    async def _open(
+        self, uid: str, prompt_uid: str, tenant: str, channel: str, steps: list[SubmittedStep]
+    ) -> Trajectory:
+        try:
+            trajectory = await self._trajectories.for_call(uid, prompt_uid, tenant, channel)
+        except Conflict:
+            trajectory = await self._trajectories.existing(uid, prompt_uid, tenant)
+            if all(trajectory.has_step(_step_id(step)) for step in steps):
+                return trajectory  # what closed it is sent again
+            raise
         if channel != trajectory.registration.channel:
             await self._trajectories.change(trajectory, channel=channel)
         await self._trajectories.ensure_registered(trajectory)
@@ -143,22 +157,20 @@ class Submission:
             if not trajectory.has_step(step.step_id):
                 await self._log.write(step)
                 trajectory.add(step, prompt)
-        if any(step.is_last for step in steps):
+        if any(step.is_last for step in steps) and not trajectory.is_closed:
             await self._trajectories.complete(trajectory, Completion())
 
     def _step(self, trajectory: Trajectory, submitted: SubmittedStep, prompt: bytes) -> Step:
         registration = trajectory.registration
-        response = pack_ids(submitted.response_ids)
-        identity = f"{trajectory.uid} {submitted.step_index} {prompt.hex()} {response.hex()}"
         return Step(
-            step_id=str(uuid.uuid5(SUBMITTED, identity)),
+            step_id=_step_id(submitted),
             trajectory_uid=trajectory.uid,
             prompt_uid=registration.prompt_uid,
             step_index=submitted.step_index,
             run=registration.run,
             channel=registration.channel,
             **prompt_delta(prompt, trajectory.conversation.contexts())._asdict(),
-            response_ids=response,
+            response_ids=pack_ids(submitted.response_ids),
             response_logprobs=pack_logprobs(
                 submitted.rollout_log_probs or [math.nan] * len(submitted.response_ids)
             ),
@@ -178,6 +190,12 @@ class Submission:
             not_trainable=_why_not(submitted),
             created_at=int(time.time() * 1000),
         )
+
+
+def _step_id(submitted: SubmittedStep) -> str:
+    ids = f"{pack_ids(submitted.prompt_ids).hex()} {pack_ids(submitted.response_ids).hex()}"
+    identity = f"{submitted.trajectory_uid} {submitted.step_index} {ids}"
+    return str(uuid.uuid5(SUBMITTED, identity))
 
 
 def _why_not(submitted: SubmittedStep) -> str | None:

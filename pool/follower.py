@@ -78,10 +78,13 @@ class Follower:
             self._waiting = asyncio.create_task(self._sync_after(self._syncing))
         await asyncio.shield(self._waiting)
 
-    async def seen_before(self, own: Position) -> None:
-        """Returns when all that lies before a record of our own is applied, or our own as well. In
-        the order of their acknowledgements, please."""
+    def note_own(self, own: Position) -> None:
+        """We wrote the record at this place; to be said when it is acknowledged."""
         self._own[own.partition].add(own.offset)
+
+    async def seen_before(self, own: Position) -> None:
+        """Returns when all that lies before a record of our own is applied, or our own as well."""
+        self.note_own(own)
         while not self._saw_all_before(own):
             await self._next_move()
 

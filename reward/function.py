@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -78,6 +79,7 @@ def load(spec: str) -> Function:
         for name, kind in OWN.items()
         if name in given
     }
+    _check_limits(spec, own)
     name, version = given.pop("name", None), given.pop("version", None)
     made = _builtin(target, given) if ":" not in target else _users(target, given)
     return Function(name=name or made.name, version=version or made.version, call=made.call, **own)
@@ -97,9 +99,16 @@ def _builtin(name: str, parameters: Mapping[str, str]) -> Function:
     typed = {key: _typed(name, key, value, hints[key]) for key, value in parameters.items()}
     try:
         made = factory(**typed)
-    except TypeError as error:
+    except Exception as error:  # a parameter is missing, or its value is of no use
         raise UnusableFunction(f"{name} cannot be made: {error}") from error
     return Function(name, version_of("steplog"), made)
+
+
+def _check_limits(spec: str, own: Mapping[str, float]) -> None:
+    """A limit of 0 would let nothing through for ever, and a weight of NaN spoil every sum."""
+    for name, value in own.items():
+        if not math.isfinite(value) or (name != "weight" and value <= 0):
+            raise UnusableFunction(f"{name} of {spec} cannot be {value:g}")
 
 
 def _typed(where: str, name: str, text: str, kind: Any) -> Any:
@@ -121,7 +130,7 @@ def _users(target: str, parameters: Mapping[str, str]) -> Function:
     call = getattr(module, name, None)
     if not callable(call):
         raise UnusableFunction(f"{where} has no function {name}")
-    return Function(name, getattr(call, "version", "") or _source_version(module), call)
+    return Function(name, str(getattr(call, "version", "") or _source_version(module)), call)
 
 
 def _from_file(file: Path) -> ModuleType:
@@ -145,7 +154,7 @@ def _explained(where: str) -> Iterator[None]:
     """Whatever a user's file raises, it is the file that cannot be used."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UnusableFunction(f"{where} cannot be loaded: {error!r}") from error
 
 

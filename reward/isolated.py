@@ -6,9 +6,11 @@ cost more than most functions do; when it is silent for longer than a function m
 and what it had not answered is tried again one by one, so that the guilty one is found.
 """
 
-import logging
+import ctypes
 import multiprocessing
 import queue
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +18,7 @@ from multiprocessing.connection import Connection as Pipe
 
 import msgspec
 
+from pool.errors import Fatal
 from pool.progress import Received
 from pool.trajectories import Trajectory, TrajectoryAssembler
 from reward import metrics
@@ -25,8 +28,6 @@ from reward.texts import Texts
 from reward.verdict import RewardFailed, RewardUnavailable, as_reward
 from reward.view import TrajectoryView
 from schemas import Feedback, Step, StepNote, TrajectoryEnd
-
-log = logging.getLogger(__name__)
 
 BATCH = 64
 FLUSH_EVERY = 0.02
@@ -40,6 +41,10 @@ KINDS: tuple[type[Step] | type[StepNote] | type[Feedback] | type[TrajectoryEnd],
 )
 UNAVAILABLE = "unavailable: "
 """Begins a failure that is worth waiting for."""
+MAX_DETAILS = 256 * 1024
+MAX_WHY = 4_000
+"""What a function says must fit into a record with the trajectory's End, or it is never written."""
+PR_SET_PDEATHSIG = 1
 
 
 class Sent(msgspec.Struct, array_like=True):
@@ -91,6 +96,7 @@ def unpack(ticket: Ticket) -> Trajectory:
 
 def serve(pipe: Pipe, specs: Sequence[str], tokenizer: str | None) -> None:
     """Scores batches until the pipe is closed."""
+    _live_and_die_with_the_worker()
     functions = [function for function in load_all(specs) if not function.is_async]
     texts = Texts(tokenizer)
     pipe.send_bytes(b"ready")
@@ -100,6 +106,13 @@ def serve(pipe: Pipe, specs: Sequence[str], tokenizer: str | None) -> None:
         except EOFError:
             return
         _answer(pipe, tickets, functions, texts)
+
+
+def _live_and_die_with_the_worker() -> None:
+    """A function that never ends would outlive a worker that was killed; Ctrl-C is for the worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _answer(
@@ -139,18 +152,22 @@ def _opinion(function: Function, view: TrajectoryView) -> Opinion:
 
 def spoken(function: Function, given: object) -> Opinion:
     reward = as_reward(given)
+    details = msgspec.json.encode(reward.details).decode() if reward.details else "{}"
+    if len(details) > MAX_DETAILS:
+        raise RewardFailed(f"its details are {len(details)} characters long; {MAX_DETAILS} may be")
     return Opinion(
         function.name,
         function.version,
         function.weight,
         reward.value,
         [None if step is None else float(step) for step in reward.steps],
-        msgspec.json.encode(reward.details).decode() if reward.details else "{}",
+        details,
     )
 
 
 def failed(function: Function, why: str) -> Opinion:
-    return Opinion(function.name, function.version, function.weight, failure=why)
+    text = why[:MAX_WHY].encode(errors="replace").decode()  # half a surrogate cannot be written
+    return Opinion(function.name, function.version, function.weight, failure=text)
 
 
 # In the worker
@@ -174,6 +191,10 @@ class Isolated:
         self._limit = sum(function.timeout_s for function in functions)
         self._attempts = max(function.attempts for function in functions)
         self._waiting: queue.Queue[Ticket | None] = queue.Queue()
+        self._children: list[Child] = []
+        self._closing = False
+        self.trouble: Exception | None = None
+        """Why nothing is scored any more."""
         self._threads = [
             threading.Thread(target=self._run, name=f"reward-{number}", daemon=True)
             for number in range(processes)
@@ -185,22 +206,35 @@ class Isolated:
         self._waiting.put(pack(number, trajectory))
 
     def close(self) -> None:
+        """At once, whatever runs: what is not answered is scored again by the next owner."""
+        self._closing = True
         for _ in self._threads:
             self._waiting.put(None)
+        for child in list(self._children):
+            child.end()
         for thread in self._threads:
             thread.join(timeout=5)
 
     def _run(self) -> None:
+        try:
+            child = self._start()
+            while (tickets := self._batch()) is not None:
+                left = child.ask(tickets, self._limit, self._done)
+                for ticket in left:
+                    child = self._alone(child, ticket)
+            child.kill()
+        except Exception as error:
+            self.trouble = error
+
+    def _start(self) -> "Child":
         child = Child(self._specs, self._tokenizer)
-        while (tickets := self._batch()) is not None:
-            left = child.ask(tickets, self._limit, self._done)
-            for ticket in left:
-                child = self._alone(child, ticket)
-        child.kill()
+        self._children = [other for other in self._children if other.is_alive()] + [child]
+        child.wait_until_ready()
+        return child
 
     def _batch(self) -> list[Ticket] | None:
         first = self._waiting.get()
-        if first is None:
+        if first is None or self._closing:
             return None
         batch = [first]
         while len(batch) < BATCH and not self._waiting.empty():
@@ -214,8 +248,10 @@ class Isolated:
     def _alone(self, child: "Child", ticket: Ticket) -> "Child":
         """One by one, each so often as it may hang."""
         for _ in range(self._attempts):
+            if self._closing:
+                return child
             if not child.is_alive():
-                child = Child(self._specs, self._tokenizer)
+                child = self._start()
             if not child.ask([ticket], self._limit, self._done):
                 return child
         why = f"it did not come back within {self._limit:g} s, or died, {self._attempts} times"
@@ -234,8 +270,15 @@ class Child:
         )
         self._process.start()
         theirs.close()
-        if not self._pipe.poll(START_LIMIT) or self._pipe.recv_bytes() != b"ready":
-            log.error("a process for reward functions did not start")
+
+    def wait_until_ready(self) -> None:
+        try:
+            if self._pipe.poll(START_LIMIT) and self._pipe.recv_bytes() == b"ready":
+                return
+        except (EOFError, OSError):
+            pass  # it died; why stands on stderr
+        self.kill()
+        raise Fatal("a process for reward functions did not start; is --function still there?")
 
     def ask(
         self, tickets: list[Ticket], limit: float, done: Callable[[int, list[Opinion]], None]
@@ -258,6 +301,10 @@ class Child:
 
     def is_alive(self) -> bool:
         return self._process.is_alive()
+
+    def end(self) -> None:
+        """From any thread: whoever waits for an answer learns that there will be none."""
+        self._process.kill()
 
     def kill(self) -> None:
         self._process.kill()

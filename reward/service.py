@@ -2,12 +2,14 @@
 
 import logging
 import signal
+import socket
 import threading
 from types import FrameType
 
 import uvicorn
 
 from pool import topics
+from pool.errors import Fatal
 from reward.function import load_all
 from reward.http import make_app
 from reward.settings import RewardSettings
@@ -25,20 +27,36 @@ def serve(settings: RewardSettings) -> None:
     functions = load_all(settings.function)
     check_tokenizer(settings.tokenizer)
     topics.check(settings)
+    listener = _listen(settings)
     stop = _stopped_by_signals()
     scorer = Scorer(settings.function, functions, settings.tokenizer, settings.processes)
     try:
         worker = Worker(settings, settings.group, settings.slot, scorer, settings.at_once)
         app = make_app(scorer, bool(functions), lambda: worker.last_progress)
         server = uvicorn.Server(
-            uvicorn.Config(app, settings.host, settings.port, log_config=None, access_log=False)
+            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         )
-        scorer.remote.start(server.serve())
+        scorer.remote.start(server.serve(sockets=[listener]))
         named = ", ".join(f"{f.name} {f.version} ×{f.weight:g}" for f in functions)
         log.info("scoring with %s", named or "what agents say")
         worker.run(stop)
     finally:
         scorer.close()
+        listener.close()
+
+
+def _listen(settings: RewardSettings) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise Fatal(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
+            "choose another --port"
+        ) from error
+    return listener
 
 
 def _stopped_by_signals() -> threading.Event:

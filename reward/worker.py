@@ -19,6 +19,7 @@ from itertools import count
 from pool.connection import Connection
 from pool.consumer import StatefulConsumer
 from pool.dead_letters import Letter, PoisonLimiter
+from pool.errors import Fatal
 from pool.producer import Output
 from pool.progress import Progress, Work
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS, TRAJECTORIES
@@ -40,6 +41,9 @@ STAGE = "reward"
 LOOK_FOR_OVERDUE = 5.0
 WAIT_FOR_OUTAGE = 2.0
 POLL = 0.05
+PROBATION = 10.0
+"""Seconds for which failures are held back until something has been scored: a worker that fails on
+everything stops before it has written any of it, however often it is started again."""
 
 Item = Trajectory | Stray
 
@@ -52,6 +56,8 @@ class Job:
     back: Callable[["Job"], None]
     work: Work[Item] | None = None
     opinions: list[Opinion] = field(default_factory=list)
+    is_wanted: Callable[[], bool] = lambda: True
+    """Not when its partition went to another worker."""
 
     @property
     def key(self) -> str:
@@ -91,10 +97,22 @@ class Scorer:
         else:
             self._ask(job)
 
+    def check(self) -> None:
+        """Raises when something that scores has ended: waiting for it would be for ever."""
+        trouble = self.remote.trouble
+        if self._isolated is not None:
+            trouble = trouble or self._isolated.trouble
+        if isinstance(trouble, Fatal):
+            raise trouble
+        if trouble is not None:
+            raise Fatal(f"scoring has stopped: {trouble!r}") from trouble
+
     def _plain_done(self, number: int, opinions: list[Opinion]) -> None:
         job = self._jobs.pop(number)
-        if any(o.failure and o.failure.startswith(UNAVAILABLE) for o in opinions):
-            metrics.retries.labels(opinions[0].name).inc()
+        failed = [o for o in opinions if o.failure is not None]
+        away = [o for o in failed if str(o.failure).startswith(UNAVAILABLE)]
+        if away and away == failed and job.is_wanted():
+            self.remote.waits(away[0].name, str(away[0].failure).removeprefix(UNAVAILABLE))
             self.remote.later(WAIT_FOR_OUTAGE, lambda: self.submit(job))
             return
         job.opinions += opinions
@@ -109,7 +127,8 @@ class Scorer:
 
     async def _ask_remote(self, job: Job) -> None:
         assert isinstance(job.item, Trajectory)
-        job.opinions += await self.remote.opinions(TrajectoryView(job.item, self._texts.decode))
+        view = TrajectoryView(job.item, self._texts.decode)
+        job.opinions += await self.remote.opinions(view, job.is_wanted)
         self._end(job)
 
     def _end(self, job: Job) -> None:
@@ -139,6 +158,9 @@ class Worker:
         self._order: KeyOrder[Job] = KeyOrder()
         self._scored: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._limiter = PoisonLimiter()
+        self._held: list[Job] = []
+        self._held_until = 0.0
+        self._has_scored = False
         self._in_hand = 0
         self._next_look = 0.0
         self._ended: dict[str, Progress[Item]] = {}
@@ -160,6 +182,7 @@ class Worker:
 
     def turn(self) -> None:
         """One round: read, hand out, collect, commit."""
+        self._scorer.check()
         for work in self._consumer.poll(POLL):
             self._take(work)
         self._collect()
@@ -170,31 +193,54 @@ class Worker:
         metrics.in_hand.set(self._in_hand)
 
     def _take(self, work: Work[Item]) -> None:
-        job = Job(work.item, self._scored.put, work)
+        job = Job(work.item, self._scored.put, work, is_wanted=lambda: self._is_ours(work))
         self._order.add(job.key, job)
         self._in_hand += 1
         self._scorer.submit(job)
 
+    def _is_ours(self, work: Work[Item]) -> bool:
+        return self._consumer.assignment(work.assignment.partition) is work.assignment
+
     def _collect(self) -> None:
+        self._release()
         while not self._scored.empty():
             job = self._scored.get()
             for ready in self._order.complete(job.key, job):
                 self._in_hand -= 1
-                assert ready.work is not None
-                self._consumer.finish([ready.work], self._outputs(ready))
+                if ready.is_wanted():
+                    self._judge(ready)
+                    self._held.append(ready)
+        self._release()
+
+    def _release(self) -> None:
+        if self._has_scored or time.monotonic() >= self._held_until:
+            for job in self._held:
+                assert job.work is not None
+                self._consumer.finish([job.work], self._outputs(job))
+            self._held.clear()
+
+    def _judge(self, job: Job) -> None:
+        """Stops a worker that fails on most of what it scores."""
+        failure = _failure(job)
+        if failure is None:
+            if job.opinions:
+                self._has_scored = True
+                self._limiter.good()
+            return
+        if (now := time.monotonic()) >= self._held_until:
+            self._held_until = now + PROBATION
+        self._limiter.bad(f"reward {failure.name}: {failure.failure}")
 
     def _outputs(self, job: Job) -> list[Output]:
         item = job.item
         if isinstance(item, Stray):
             return [self._output(REWARDED, annotated(item.received.record, source(item.received)))]
         outputs = [self._output(REWARDED, record) for record in rewarded(item, job.opinions)]
-        failure = next((o for o in job.opinions if o.failure is not None), None)
+        failure = _failure(job)
         self._count(item, job.opinions)
         if failure is None:
-            self._limiter.good()
             return outputs
         log.warning("trajectory %s: reward %s: %s", item.uid, failure.name, failure.failure)
-        self._limiter.bad(f"reward {failure.name}: {failure.failure}")
         return [*outputs, self._letter(item, failure)]
 
     def _count(self, item: Trajectory, opinions: Sequence[Opinion]) -> None:
@@ -247,3 +293,7 @@ class Worker:
                 metrics.expired.inc()
                 outputs = [self._output(STEPS, end), self._output(TRAJECTORIES, closed)]
                 self._consumer.finish([], outputs, [assignment])
+
+
+def _failure(job: Job) -> Opinion | None:
+    return next((opinion for opinion in job.opinions if opinion.failure is not None), None)

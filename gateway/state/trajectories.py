@@ -367,7 +367,7 @@ class Trajectories:
         if trajectory.registration.status is not None:
             return
         closed = self._own(trajectory, status=end.status)
-        await self._log.register(closed)
+        self._following.note_own(await self._log.register(closed))
         trajectory.registration = closed
         self._note(closed)
 

@@ -11,7 +11,7 @@ ours. It gives up, step by step and for good, what the program must not have, th
 4. Capabilities: none, also for root.
 5. A system-call filter: no further process (so whoever kills this one has killed all, and the
    memory limit holds for all), no signal, limit or priority for any other process, no change of
-   rights on files, which Landlock would let pass.
+   rights on files, which Landlock would let pass, and no shared memory that would outlive it.
 
 Only then `READY` is written. A step that fails ends the process before it.
 """
@@ -146,9 +146,10 @@ ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 X32 = 0x40000000
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 COMMON = {"clone3": 435, "io_uring_setup": 425, "pidfd_send_signal": 424, "fchmodat2": 452}
-COMMON |= {"pidfd_getfd": 438, "setxattrat": 463, "removexattrat": 466}
+COMMON |= {"pidfd_getfd": 438, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469}
 X86_64 = COMMON | {
-    "socket": 41, "clone": 56, "fork": 57, "vfork": 58, "kill": 62, "chmod": 90, "fchmod": 91,
+    "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "socket": 41, "clone": 56,
+    "fork": 57, "vfork": 58, "kill": 62, "chmod": 90, "fchmod": 91,
     "chown": 92, "fchown": 93, "lchown": 94, "ptrace": 101, "rt_sigqueueinfo": 129, "utime": 132,
     "setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144, "setxattr": 188,
     "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198,
@@ -166,7 +167,7 @@ AARCH64 = COMMON | {
     "rt_sigqueueinfo": 138, "setpriority": 140, "socket": 198, "add_key": 217, "request_key": 218,
     "keyctl": 219, "clone": 220, "migrate_pages": 238, "move_pages": 239, "rt_tgsigqueueinfo": 240,
     "prlimit64": 261, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
-    "sched_setattr": 274,
+    "sched_setattr": 274, "mq_open": 180, "msgget": 186, "semget": 190, "shmget": 194,
 }  # fmt: skip
 CALLS = {"x86_64": X86_64, "aarch64": AARCH64}
 ON_ITSELF = {

@@ -98,7 +98,7 @@ def program(code: str, given: str, expected: str) -> None:
 @contextmanager
 def redirected(given: str) -> Iterator[list[str]]:
     """Real files, since programs read and write them in many ways: input(), open(0), os.read()."""
-    before = sys.stdin, sys.stdout, os.dup(1)
+    before = sys.stdin, sys.stdout, os.dup(0), os.dup(1)
     into, out = os.memfd_create("input"), os.memfd_create("output")
     os.write(into, given.encode())
     os.lseek(into, 0, os.SEEK_SET)
@@ -113,9 +113,10 @@ def redirected(given: str) -> Iterator[list[str]]:
         with open(out, errors="replace", closefd=False) as file:
             printed.append(file.read())
     finally:
-        sys.stdin, sys.stdout, old = before
-        os.dup2(old, 1)
-        for descriptor in (into, out, old):
+        sys.stdin, sys.stdout, *old = before
+        for number, descriptor in enumerate(old):
+            os.dup2(descriptor, number)  # the program may have closed it
+        for descriptor in (into, out, *old):
             os.close(descriptor)
 
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -17,7 +18,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.topics import TRAJECTORIES
 from pool.trajectories import step_of
-from schemas import Registration, Step
+from schemas import Registration, Step, TrajectoryEnd
 from steplog import local_kafka
 from tests.gateway.echo_engine import running_echo
 from tests.gateway.load import Load, Sent, wait_until
@@ -141,7 +142,7 @@ def test_f2_a_broker_that_stands_still_costs_no_answer_and_no_speed_later(
         broker.pause()
         try:
             wait_until_refused(faulty, load)
-            time.sleep(15)
+            time.sleep(12)
         finally:
             broker.resume()
         resumed = time.monotonic()
@@ -255,7 +256,7 @@ def test_f3_a_gateway_that_is_killed_gives_retries_what_the_log_has(
     with running_echo(delay=0.4) as engine, ExitStack() as lives:
         gateway = lives.enter_context(running_gateway(own_log, [engine.url], tokenizer))
         with Load(gateway.url, agents=40, pause=0.02) as load:
-            for _ in range(5):
+            for _ in range(3):
                 load.wait_for_answers(80)
                 gateway.kill()
                 survivors |= unheard(Recorded(own_log), load)
@@ -308,6 +309,26 @@ def ask(gateway: RunningGateway, sent: Sent) -> None:
     )
     sent.step_id = answer.id.removeprefix("chatcmpl-")
     sent.content = answer.choices[0].message.content
+
+
+@pytest.mark.slow
+def test_f3_completions_that_are_repeated_after_a_kill_are_all_answered(
+    own_log: Connection, stub: StubEngine, tokenizer: Path, uid: str
+) -> None:
+    with running_gateway(own_log, [stub.url], tokenizer) as gateway:
+        base = gateway.base(uid, "prompt")
+        assert gateway.post(f"{base}/chat/completions", HELLO).status == 200
+        assert gateway.post(f"{base}/complete_trajectory", {"reward": 1.0}).status == 200
+        gateway.kill()
+    with (
+        running_gateway(own_log, [stub.url], tokenizer, port=gateway.port) as again,
+        ThreadPoolExecutor(8) as agents,
+    ):
+        complete = partial(again.post, f"{base}/complete_trajectory", limit=20)
+        replies = list(agents.map(complete, [{"reward": 1.0}] * 8))
+        assert [reply.status for reply in replies] == [200] * 8
+        assert complete({"reward": 0.0}).status == 409
+        assert again.post(f"{base}/chat/completions", HELLO).status == 409
 
 
 @pytest.mark.slow
@@ -418,6 +439,23 @@ def test_f16_turns_that_overtake_each_other_keep_the_order_of_their_arrival(
     whole = Recorded(gateway.connection).closed[uid]
     assert whole.problem is None
     assert [step_of(received).step_index for received in whole.steps] == [0, 1]
+
+
+def test_f16_of_two_completions_at_once_that_differ_one_is_refused(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    base = gateway.base(uid, prompt_uid)
+    stub.script([{"ids": [*b"slow", EOS], "delay": 1.0}])
+    with ThreadPoolExecutor() as clients:
+        slow = clients.submit(gateway.post, f"{base}/chat/completions", HELLO)
+        wait_until(lambda: gateway.metric("gateway_inflight_requests") >= 2, 5)
+        complete = partial(gateway.post, f"{base}/complete_trajectory")
+        replies = list(clients.map(complete, [{"reward": 1.0}, {"reward": 0.0}]))
+    assert slow.result().status == 200
+    assert sorted(reply.status for reply in replies) == [200, 409]
+    (end,) = [f.record for f in gateway.log_of(uid) if isinstance(f.record, TrajectoryEnd)]
+    assert end.reward == (1.0 if replies[0].status == 200 else 0.0)
+    assert end.steps == 1
 
 
 def test_f16_a_trajectory_that_nobody_completes_stays_open_and_is_no_problem_to_others(

@@ -112,7 +112,7 @@ def test_no_request_breaks_the_gateway(
 def test_no_request_breaks_a_gateway_with_keys(
     keyed_schema: OpenApiSchema, path: str, method: str, mode: GenerationMode, segment: str
 ) -> None:
-    @same_every_time(examples=25)
+    @same_every_time(examples=12)
     @given(keyed_schema[path][method].as_strategy(generation_mode=mode))
     def ask(case: AnyCase) -> None:
         check(case, case.call())

@@ -28,7 +28,7 @@ from tests.reward.views import view
         ("three", ["2", "two"], {}, 0.0),
     ],
 )
-def test_exact_match(response: str, truth: Any, settings: dict[str, bool], value: float) -> None:
+def test_exact_match(response: str, truth: Any, settings: Any, value: float) -> None:
     assert exact_match(**settings)(view(response, answer=truth)) == value
 
 

@@ -1,0 +1,217 @@
+"""Plain functions in processes of their own: what hangs or dies is found, and harms no other."""
+
+import os
+import signal
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pool.errors import Fatal
+from reward.function import load_all
+from reward.isolated import Isolated
+from reward.score import Opinion
+from tests.pool.records import end, step, trajectory_of
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def rewards(tmp_path: Path) -> Path:
+    file = tmp_path / "rewards.py"
+    file.write_text(
+        textwrap.dedent(
+            f"""
+            import os, time
+            from pathlib import Path
+            from reward import Reward, RewardFailed, RewardUnavailable
+
+            def score(trajectory):
+                word = trajectory.uid
+                if word.startswith("die"):
+                    os._exit(9)
+                if word.startswith("memory"):
+                    raise MemoryError
+                if word.startswith("exit"):
+                    raise SystemExit(3)
+                if word.startswith("away"):
+                    raise RewardUnavailable("no judge")
+                if word.startswith("never"):
+                    raise RewardFailed("no use")
+                if word.startswith("odd"):
+                    raise ValueError("half a \\ud83d")
+                if word.startswith("hang"):
+                    Path({str(tmp_path)!r}, "hangs").write_text(str(os.getpid()))
+                    while True:
+                        pass
+                if word.startswith("slow"):
+                    time.sleep(0.2)
+                return Reward(1.0, details={{"process": os.getpid()}})
+            """
+        )
+    )
+    return file
+
+
+class Asked:
+    """Gathers answers by trajectory."""
+
+    def __init__(self, isolated: Callable[..., Isolated]) -> None:
+        self.uids: list[str] = []
+        self.answers: dict[str, Opinion] = {}
+        self.orders: list[str] = []
+        self.isolated = isolated(self._done)
+
+    def ask(self, *uids: str) -> "Asked":
+        for uid in uids:
+            self.uids.append(uid)
+            trajectory = trajectory_of(step(f"{uid}-0", uid), end(uid, steps=1))
+            self.isolated.submit(len(self.uids) - 1, trajectory)
+        return self
+
+    def _done(self, number: int, opinions: list[Opinion]) -> None:
+        uid = self.uids[number]
+        assert uid not in self.answers, "it was answered twice"
+        [self.answers[uid]] = opinions
+        self.orders.append(uid)
+
+    def wait(self) -> dict[str, Opinion]:
+        deadline = time.monotonic() + LIMIT_S
+        while len(self.answers) < len(self.uids):
+            assert time.monotonic() < deadline, set(self.uids) - set(self.answers)
+            assert self.isolated.trouble is None
+            time.sleep(0.005)
+        return self.answers
+
+
+@pytest.fixture
+def asking(rewards: Path) -> Iterator[Callable[..., Asked]]:
+    made: list[Asked] = []
+
+    def make(limits: str = "timeout_s=1&attempts=2", processes: int = 1) -> Asked:
+        specs = [f"{rewards}:score?{limits}"]
+        functions = load_all(specs)
+        made.append(Asked(lambda done: Isolated(specs, functions, None, processes, done)))
+        return made[-1]
+
+    yield make
+    for asked in made:
+        asked.isolated.close()
+
+
+def children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+
+
+def test_many_are_answered_once_each(asking: Callable[..., Asked]) -> None:
+    answers = asking(processes=2).ask(*(f"t{n}" for n in range(1000))).wait()
+    assert {opinion.value for opinion in answers.values()} == {1.0}
+
+
+@pytest.mark.parametrize("guilty", ["die", "hang", "exit"])
+def test_the_guilty_one_is_found_and_the_others_are_scored(
+    asking: Callable[..., Asked], guilty: str
+) -> None:
+    uids = [*(f"a{n}" for n in range(20)), guilty, *(f"b{n}" for n in range(20))]
+    asked = asking().ask("slow", *uids)
+    answers = asked.wait()
+    assert answers[guilty].failure == "it did not come back within 1 s, or died, 2 times"
+    assert {opinion.value for uid, opinion in answers.items() if uid != guilty} == {1.0}
+    assert asked.ask("afterwards").wait()["afterwards"].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("uid", "why"),
+    [
+        ("memory", "MemoryError: "),
+        ("never", "no use"),
+        ("away", "unavailable: no judge"),
+        ("odd", "ValueError: half a ?"),
+    ],
+)
+def test_what_a_function_raises_costs_no_process(
+    asking: Callable[..., Asked], uid: str, why: str
+) -> None:
+    answers = asking().ask("before", uid, "after").wait()
+    assert answers[uid].failure == why
+    assert answers["before"].details == answers["after"].details
+
+
+def test_several_guilty_ones_do_not_take_each_other_down(asking: Callable[..., Asked]) -> None:
+    uids = ["die1", "good1", "die2", "hang1", "good2", "die3"]
+    answers = asking("timeout_s=0.5&attempts=1").ask(*uids).wait()
+    assert {uid for uid, opinion in answers.items() if opinion.failure is None} == {
+        "good1",
+        "good2",
+    }
+
+
+def test_slow_is_not_silent(asking: Callable[..., Asked]) -> None:
+    """Together they take longer than one may; each in turn is a sign of life."""
+    answers = asking("timeout_s=1&attempts=1").ask(*(f"slow{n}" for n in range(10))).wait()
+    assert {opinion.failure for opinion in answers.values()} == {None}
+    assert len({opinion.details for opinion in answers.values()}) == 1
+
+
+def test_a_process_that_is_killed_from_outside_is_replaced(asking: Callable[..., Asked]) -> None:
+    asked = asking("timeout_s=30&attempts=1").ask("first")
+    asked.wait()
+    [process] = children()
+    process.kill()
+    answers = asked.ask("second", "third").wait()
+    assert (answers["second"].value, answers["third"].value) == (1.0, 1.0)
+    assert answers["second"].details != answers["first"].details
+
+
+def test_closing_does_not_wait_for_what_runs(asking: Callable[..., Asked], rewards: Path) -> None:
+    asked = asking("timeout_s=100&attempts=1").ask("hang", *(f"slow{n}" for n in range(100)))
+    hanging = rewards.with_name("hangs")
+    wait_until(hanging.exists)
+    before = time.monotonic()
+    asked.isolated.close()
+    assert time.monotonic() - before < 2
+    assert not children()
+    assert not asked.answers
+
+
+def test_a_function_that_is_gone_stops_scoring_with_the_reason(
+    asking: Callable[..., Asked], rewards: Path
+) -> None:
+    asked = asking("timeout_s=30&attempts=1").ask("first")
+    asked.wait()
+    rewards.unlink()
+    asked.ask("die")
+    wait_until(lambda: asked.isolated.trouble is not None)
+    assert isinstance(asked.isolated.trouble, Fatal)
+    assert "did not start" in str(asked.isolated.trouble)
+
+
+def test_a_process_dies_with_its_worker(rewards: Path) -> None:
+    hanging = rewards.with_name("hangs")
+    worker = os.fork()
+    if worker == 0:
+        with_a_hanging_function(rewards)
+    wait_until(lambda: hanging.exists() and hanging.read_text() != "")
+    process = psutil.Process(int(hanging.read_text()))
+    os.kill(worker, signal.SIGKILL)
+    os.waitpid(worker, 0)
+    wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def with_a_hanging_function(rewards: Path) -> None:
+    specs = [f"{rewards}:score"]
+    asked = Asked(lambda done: Isolated(specs, load_all(specs), None, 1, done))
+    asked.ask("hang")
+    threading.Event().wait()
+
+
+def wait_until(done: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
