@@ -70,7 +70,7 @@ class Endpoint:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         began = time.perf_counter()
         exchange = Exchange(scope, receive, send, self._state.settings.max_body_bytes)
-        caller = _caller(exchange)
+        caller = _caller(exchange, self._state.keys)
         running = self._state.running
         running[caller] += 1
         metrics.inflight.inc()
@@ -111,12 +111,15 @@ class Endpoint:
             await exchange.reply(error.status, body, headers)
 
 
-def _caller(exchange: Exchange) -> str:
-    """Whose requests are counted together: a key's, else a signed URL's tenant, else everybody's."""
+def _caller(exchange: Exchange, keys: Keys) -> str:
+    """Whose requests are counted together: a signed URL's tenant, a key, else everybody. A forged
+    signature counts for nobody else."""
     segment: str = exchange.scope.get("path_params", {}).get("trajectory_uid", "")
-    _, signed, token = segment.partition(SEPARATOR)
-    if signed:
-        return token.partition(".")[0]
+    if SEPARATOR in segment:
+        try:
+            return keys.open(segment).tenant
+        except ApiError:
+            return ""
     return api_key(exchange) or ""
 
 

@@ -11,7 +11,8 @@
     ├── EngineFailed          502  no engine gave a usable answer
     └── Unavailable           503  Kafka or the engines cannot be used now; says when to come back
 
-Nothing is recorded for a request that ends in one of these.
+Nothing is recorded for a request that ends in one of these, with one exception that nobody can avoid:
+when Kafka's acknowledgement is lost, the Step may be in the log although its client was told 503.
 """
 
 from collections.abc import Callable

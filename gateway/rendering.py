@@ -62,10 +62,10 @@ class Renderer:
     @classmethod
     def load(cls, folder: str) -> "Renderer":
         """Takes seconds: run it in a thread."""
-        from transformers import AutoTokenizer
-
         if not Path(folder).is_dir():
             raise UnusableTokenizer(f"there is no tokenizer at {folder}: it is not a folder")
+        from transformers import AutoTokenizer
+
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:

@@ -158,6 +158,7 @@ async def _open_parts(
             asyncio.create_task(work, name=name)
             for name, work in {
                 "sample ends": opened.sample_for_ever(),
+                "producer": opened.ended(),
                 "recover": recovery.work(),
                 "tidy": trajectories.tidy_for_ever(),
             }.items()

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self
 
-from confluent_kafka import Consumer, KafkaError, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as Place
 
 from pool.bookmark import MAX_TEXT
@@ -46,6 +46,8 @@ BATCH = 500
 """Records that one poll takes at most."""
 HEARING = 0.05
 """Seconds for which we listen for rebalances before we show a new membership."""
+LISTENING = 1.0
+"""Seconds for an answer that nobody's work depends on."""
 MAX_OUTPUTS = 5_000
 """Records of one transaction, more or less: it must be over long before it times out."""
 
@@ -315,6 +317,19 @@ class StatefulConsumer(Generic[ItemT]):
             offsets_of(Place(self._topic, number, *partition.saved))
             for number, partition in self._partitions.items()
         ]
+
+    def lags(self) -> dict[int, int]:
+        """How many records of our partitions the group has not processed. Asks the broker, since a
+        client does not hear of new records while a partition is paused; empty if it is away."""
+        found: dict[int, int] = {}
+        for number, partition in self._partitions.items():
+            try:
+                low, end = self._consumer.get_watermark_offsets(partition.here(), timeout=LISTENING)
+            except KafkaException as failure:
+                log.warning("%s[%d]: %s", self._topic, number, failure.args[0].str())
+                return {}
+            found[number] = end - max(low, partition.saved[0])
+        return found
 
     def skip(self, partition: int, offset: int) -> Range | None:
         """Goes on at `offset` without reading what lies before it; gives the range left out. Only a

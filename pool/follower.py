@@ -44,6 +44,7 @@ class Follower:
         self._task: asyncio.Task[None] | None = None
         self._syncing: asyncio.Task[None] | None = None
         self._waiting: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[dict[int, int]] | None = None
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._follow(), name=f"follow {self._topic}")
@@ -60,7 +61,8 @@ class Follower:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        tasks = [t for t in (self._task, self._syncing, self._waiting) if t is not None]
+        started = (self._task, self._syncing, self._waiting, self._asking)
+        tasks = [task for task in started if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -97,11 +99,19 @@ class Follower:
         if earlier is not None:
             await asyncio.wait([earlier])
         self._syncing, self._waiting = self._waiting, None
-        while self._reader is None:
-            await self._next_move()
-        ends = await self._reader.ends(self._reader.partitions)
+        ends = await self._ends()
         while any(self._reached.get(number, 0) < end for number, end in ends.items()):
             await self._next_move()
+
+    async def _ends(self) -> dict[int, int]:
+        """The topic's ends now. A reader that is closed meanwhile would not answer: ask the next."""
+        while True:
+            while self._reader is None:
+                await self._next_move()
+            self._asking = asyncio.create_task(self._reader.ends(self._reader.partitions))
+            await asyncio.wait([self._asking])
+            if not self._asking.cancelled():
+                return self._asking.result()
 
     async def _next_move(self) -> None:
         if self._task is None or self._task.done():
@@ -135,6 +145,8 @@ class Follower:
                     self._take(message.value)
             finally:
                 self._reader = None
+                if self._asking is not None:
+                    self._asking.cancel()
 
     def _take(self, value: bytes | None) -> None:
         if value is None:

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 STAGE = "reward"
 LOOK_FOR_OVERDUE = 5.0
+LOOK_AT_LAG = 5.0
 WAIT_FOR_OUTAGE = 2.0
 POLL = 0.05
 PROBATION = 10.0
@@ -163,6 +164,7 @@ class Worker:
         self._has_scored = False
         self._in_hand = 0
         self._next_look = 0.0
+        self._next_lag = 0.0
         self._ended: dict[str, Progress[Item]] = {}
         self.last_progress = time.monotonic()
         self._consumer: StatefulConsumer[Item] = StatefulConsumer(
@@ -191,6 +193,15 @@ class Worker:
             self.last_progress = time.monotonic()
             metrics.last_progress.set_to_current_time()
         metrics.in_hand.set(self._in_hand)
+        self._show_lag()
+
+    def _show_lag(self) -> None:
+        if (now := time.monotonic()) < self._next_lag:
+            return
+        self._next_lag = now + LOOK_AT_LAG
+        metrics.lag.clear()  # partitions move
+        for partition, behind in self._consumer.lags().items():
+            metrics.lag.labels(self._group, self._names[STEPS], partition).set(behind)
 
     def _take(self, work: Work[Item]) -> None:
         job = Job(work.item, self._scored.put, work, is_wanted=lambda: self._is_ours(work))

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from gateway import metrics
 from gateway.errors import TooLarge, Unavailable
 from pool.connection import Connection
-from pool.errors import BrokerUnavailable, RecordTooLarge
+from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge
 from pool.producer import Producer
 from pool.reader import Reader, open_topic
 from pool.topics import STEPS, TRAJECTORIES
@@ -50,6 +50,7 @@ class Log:
         self._count = 0
         self._loop = asyncio.get_running_loop()
         self._answered = self._loop.time()
+        self._broken = asyncio.Event()
 
     def check(self) -> None:
         """Refuses a call whose Step could not be written now."""
@@ -80,6 +81,10 @@ class Log:
         except BrokerUnavailable as error:
             metrics.publish_failures.labels("unavailable").inc()
             raise Unavailable(f"the record is not in the log: {error}") from error
+        except Fatal:
+            metrics.publish_failures.labels("fatal").inc()
+            self._broken.set()
+            raise
         except RecordTooLarge as error:
             metrics.publish_failures.labels("too_large").inc()
             raise TooLarge(f"the record is not in the log: {error}") from error
@@ -88,6 +93,11 @@ class Log:
         self._answered = self._loop.time()
         metrics.publish_ack_seconds.observe(self._answered - began)
         return position
+
+    async def ended(self) -> None:
+        """Raises when the producer cannot go on: the process must stop, and be started again."""
+        await self._broken.wait()
+        raise Fatal("the Kafka producer cannot go on; see the log above")
 
     def end_before(self, prompt_uid: str) -> Position:
         """A place in `steps` that no record of this prompt lies behind, unless it is there already.

@@ -200,9 +200,7 @@ class Trajectories:
         metrics.open_trajectories.set(len(self._held))
         return trajectory
 
-    def _change_prompt(
-        self, trajectory: Trajectory, prompt_uid: str, channel: str | None
-    ) -> None:
+    def _change_prompt(self, trajectory: Trajectory, prompt_uid: str, channel: str | None) -> None:
         """Clients may put their own prompt into the base URL that they were given."""
         if trajectory.steps or trajectory.running:
             raise BadRequest(

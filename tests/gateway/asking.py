@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from pool.connection import Connection
 from pool.prompts import full_prompts
@@ -174,8 +175,9 @@ class Topic:
             return sorted(self._seen, key=lambda seen: seen.place)
 
     def _ends(self) -> dict[int, int]:
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         found = self._admin.list_offsets(
-            {TopicPartition(p.topic, p.partition): OffsetSpec.latest() for p in self._places}
+            {TopicPartition(p.topic, p.partition): latest for p in self._places}
         )
         return {place.partition: future.result(10).offset for place, future in found.items()}
 

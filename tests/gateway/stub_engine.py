@@ -15,27 +15,25 @@ cut off comes out as text). The tokens are those of `tests.tiny_model`.
 
 import argparse
 import asyncio
-import codecs
 import json
-import re
 import subprocess
 import sys
 import time
 import urllib.request
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from secrets import token_hex
 from typing import Annotated, Any
 
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tests.tiny_model import EOS, IDS
+from tests.gateway.stub_parsers import Json, Refused, derender, render, usage
+from tests.tiny_model import EOS
 
 HOST = "127.0.0.1"
 MODEL = "tiny"
@@ -45,14 +43,10 @@ START_LIMIT_S = 30.0
 POLL_S = 0.02
 REQUESTS_KEPT = 1000
 GARBAGE = b"<html>not what you asked for</html>"
-CALL = re.compile(r'(?s)<tool_call>\s*{"name":\s*"(.*?)",\s*"arguments":\s*(.*?)}\s*</tool_call>')
-NAMES = {number: name for name, number in IDS.items()}
 FAULTS = r"^(|before|hang|status:[45]\d\d|error|garbage|cut|logprob_count)$"
-Json = dict[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Seen = tuple[str, list[tuple[str, str]]]
 
 encode = msgspec.json.encode
 
@@ -89,13 +83,6 @@ class _Asked(msgspec.Struct):
     request_id: str = "stub"
     stream: bool = False
     stream_options: Json | None = None
-
-
-class _Refused(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        self.status = status
-        kind = {400: "BadRequestError", 404: "NotFoundError"}.get(status, "InternalServerError")
-        self.body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
 class _Protocol(HttpToolsProtocol):
@@ -187,10 +174,10 @@ class Stub:
                 await call.answer(200, encode(self._routes[path](await call.body())))
             else:
                 await call.answer(404, b'{"detail":"Not Found"}')
-        except _Refused as refused:
+        except Refused as refused:
             await call.answer(refused.status, encode(refused.body))
         except msgspec.DecodeError as error:
-            await call.answer(400, encode(_Refused(400, str(error)).body))
+            await call.answer(400, encode(Refused(400, str(error)).body))
 
     def _models(self, _: bytes) -> Json:
         model = {
@@ -227,7 +214,7 @@ class Stub:
         self._bodies.append(body)
         asked = msgspec.json.decode(body, type=_Asked)
         if asked.model not in (None, self._model):
-            raise _Refused(404, f"The model `{asked.model}` does not exist.")
+            raise Refused(404, f"The model `{asked.model}` does not exist.")
         answer = self._next(asked)
         if answer.delay and await call.left(answer.delay):
             self._cancelled += 1
@@ -236,7 +223,7 @@ class Stub:
         elif answer.fault == "hang":
             self._cancelled += await call.left(None)
         elif answer.fault.startswith("status:"):
-            raise _Refused(int(answer.fault.removeprefix("status:")), "the script says so")
+            raise Refused(int(answer.fault.removeprefix("status:")), "the script says so")
         elif asked.stream:
             await self._stream(call, asked, answer)
         else:
@@ -247,7 +234,7 @@ class Stub:
 
     async def _whole(self, call: _Call, asked: _Asked, answer: Answer) -> None:
         if answer.fault == "error":
-            raise _Refused(500, "EngineCore encountered an issue.")
+            raise Refused(500, "EngineCore encountered an issue.")
         head: Json = {"request_id": f"generate-tokens-{asked.request_id}", "model": self._model}
         head |= {"created": int(time.time()), "usage": _usage(asked, answer)}
         (rest,) = self._parts(asked, answer)
@@ -281,7 +268,7 @@ class Stub:
         if answer.fault == "garbage":
             events = [b"data: " + GARBAGE + b"\n\n"]
         elif answer.fault == "error":
-            died = _Refused(500, "EngineCore encountered an issue.")
+            died = Refused(500, "EngineCore encountered an issue.")
             events[-1] = b"data: " + encode(died.body) + b"\n\n"
         elif asked.stream_options and asked.stream_options.get("include_usage"):
             last = {"usage": _usage(asked, answer), "output_mode": "tokens", "choices": []}
@@ -338,109 +325,7 @@ def _logprobs(answer: Answer) -> list[Json]:
 
 
 def _usage(asked: _Asked, answer: Answer) -> Json:
-    return _sum(bytes(asked.token_ids).count(b",") + 1, len(answer.ids))
-
-
-def _sum(prompt: int, completion: int) -> Json:
-    total = prompt + completion
-    return {"prompt_tokens": prompt, "total_tokens": total, "completion_tokens": completion}
-
-
-def render(body: bytes) -> Json:
-    """The part of vLLM's answer that says what holds the model to a tool call."""
-    chat: Json = json.loads(body)
-    forced = chat.get("tools") and chat.get("tool_choice") not in (None, "auto", "none")
-    tag = {"structural_tag": json.dumps({"choice": chat["tool_choice"]})} if forced else None
-    return {"token_ids": [0], "sampling_params": {"structured_outputs": tag}}
-
-
-def derender(model: str, body: bytes) -> Json:
-    """Ids into messages, with a small hermes parser, which streams a call when it is complete."""
-    request: Json = json.loads(body)
-    stream = bool(request.get("stream"))
-    for name in ("chat_request", "prompt_token_ids") if stream else ("chat_request",):
-        if request.get(name) is None:
-            raise _Refused(400, f"{name} is required when a tool parser is configured")
-    chat = request["chat_request"]
-    tools = bool(chat.get("tools")) and chat.get("tool_choice") != "none"
-    return (_derender_chunk if stream else _derender_whole)(model, request, tools)
-
-
-def _derender_whole(model: str, request: Json, tools: bool) -> Json:
-    response = request["generate_response"]
-    choices = []
-    for choice in response["choices"]:
-        if not choice.get("token_ids"):
-            raise _Refused(400, f"choice {choice['index']} has empty or null token_ids")
-        ending = _ending({"finish_reason": "stop"} | choice)
-        choices.append(ending | {"message": _message(choice["token_ids"], tools)})
-    head = {"id": response.get("request_id", "stub"), "object": "chat.completion"}
-    head |= {"created": int(time.time()), "model": model, "choices": choices}
-    completion = sum(len(choice["token_ids"]) for choice in response["choices"])
-    return head | {"usage": _sum(request.get("prompt_tokens") or 0, completion)}
-
-
-def _ending(choice: Json) -> Json:
-    names = ("index", "finish_reason", "stop_reason")
-    return {name: choice.get(name) for name in names} | {"logprobs": None}
-
-
-def _message(ids: Sequence[int], tools: bool) -> Json:
-    content, found = _seen(ids, tools)
-    message: Json = {"role": "assistant", "content": text_of(ids), "reasoning": None}
-    with suppress(json.JSONDecodeError):
-        calls = [(name, json.dumps(json.loads(arguments))) for name, arguments in found]
-        if calls:
-            entries = [_tool_call(token_hex(8), *call) for call in calls]
-            message |= {"content": content or None, "tool_calls": entries}
-    return message
-
-
-def _tool_call(identity: str | None, name: str | None, arguments: str | None) -> Json:
-    kind = "function" if identity else None
-    return {"id": identity, "type": kind, "function": {"name": name, "arguments": arguments}}
-
-
-def _derender_chunk(model: str, request: Json, tools: bool) -> Json:
-    """The difference between what the ids said before this chunk and what they say with it."""
-    chunk, state = request["generate_chunk"], request.get("stream_state") or {}
-    ids: list[int] = state.get("output_token_ids", [])
-    sent = bool(state.get("role_sent"))
-    choices = []
-    for choice in chunk["choices"]:
-        before, ids = _seen(ids, tools), ids + (choice.get("token_ids") or [])
-        now = _seen(ids, tools)
-        delta = {"role": None if sent else "assistant"} | _delta(before, now)
-        choices.append(_ending(choice) | {"delta": delta})
-        if choice.get("finish_reason") and now[1]:
-            choices[-1]["finish_reason"] = "tool_calls"
-    head = {"id": chunk.get("request_id", "stub"), "object": "chat.completion.chunk"}
-    head |= {"created": int(time.time()), "model": model, "usage": chunk.get("usage")}
-    state = {"output_token_ids": ids, "role_sent": sent or bool(choices)}
-    return {"chunk": head | {"choices": choices}, "stream_state": state}
-
-
-def _delta(before: Seen, now: Seen) -> Json:
-    delta: Json = {"content": now[0][len(before[0]) :] or None, "reasoning": None}
-    entries = []
-    for place in range(len(before[1]), len(now[1])):
-        name, arguments = now[1][place]
-        # Two entries of the same call, as vLLM writes them when a chunk holds both.
-        entries.append({"index": place} | _tool_call(f"chatcmpl-tool-{token_hex(8)}", name, None))
-        entries.append({"index": place} | _tool_call(None, None, arguments))
-    return delta | {"tool_calls": entries} if entries else delta
-
-
-def _seen(ids: Sequence[int], tools: bool) -> Seen:
-    """The content so far, and the name and arguments of each complete call."""
-    text = text_of(ids)
-    return (text.partition("<tool_call>")[0], CALL.findall(text)) if tools else (text, [])
-
-
-def text_of(ids: Sequence[int]) -> str:
-    """Half a character at the end is left out, as it may be completed."""
-    raw = b"".join(NAMES[number].encode() if number in NAMES else bytes([number]) for number in ids)
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(raw)
+    return usage(bytes(asked.token_ids).count(b",") + 1, len(answer.ids))
 
 
 class StubEngine:

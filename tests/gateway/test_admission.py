@@ -75,9 +75,7 @@ class Trainer:
 
 
 @pytest.fixture(scope="module")
-def trainer_(
-    kafka: local_kafka.Broker, stub: StubEngine, tokenizer: Path
-) -> Iterator[Trainer]:
+def trainer_(kafka: local_kafka.Broker, stub: StubEngine, tokenizer: Path) -> Iterator[Trainer]:
     prefix = f"admission-{uuid.uuid4().hex[:8]}."
     connection = Connection(bootstrap=kafka.bootstrap, topic_prefix=prefix)
     topics.create(connection, partitions=2)

@@ -100,9 +100,7 @@ def test_new_groups_are_admitted_up_to_the_limit_and_members_always() -> None:
 
 
 def test_a_decided_prompt_is_new_again() -> None:
-    admission = fold(
-        registered("a", "p"), decided("a"), registered("b", "q"), registered("c", "r")
-    )
+    admission = fold(registered("a", "p"), decided("a"), registered("b", "q"), registered("c", "r"))
     assert not admission.admits("p")
 
 

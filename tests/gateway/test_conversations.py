@@ -241,8 +241,9 @@ def test_a_conversation_goes_on_across_apis(gateway: RunningGateway, stub: StubE
     talk = Talk(gateway, stub)
     talk.turn(said("well"))
     stub.script([said("fine")])
+    history: Any = [*talk.messages, NEXT]
     gateway.anthropic(talk.uid, talk.prompt_uid).messages.create(
-        model="", max_tokens=50, messages=[*talk.messages, NEXT]
+        model="", max_tokens=50, messages=history
     )
     talk.check_continued(BETWEEN)
 

@@ -12,6 +12,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.topics import POLICY
 from schemas import PolicyVersion
+from schemas.records import Phase
 from steplog import local_kafka
 from tests.gateway.asking import (
     HELLO,
@@ -57,7 +58,7 @@ class Fleet:
     def train(self, live: bool = True) -> str:
         """The trainer makes a version; gives its label."""
         self._version += 1
-        phases = ("opened", "live") if live else ("opened",)
+        phases: tuple[Phase, ...] = ("opened", "live") if live else ("opened",)
         records = [
             PolicyVersion(run="default", incarnation=1, version=self._version, phase=phase)
             for phase in phases

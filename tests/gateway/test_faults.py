@@ -34,6 +34,8 @@ NOTICED = 15.0
 """Seconds within which the gateway knows that its broker does not answer."""
 HEALED = 60.0
 """Seconds within which everything goes on after a fault has gone (I10)."""
+GIVEN_UP = 20.0
+"""Seconds within which a connection is replaced that has gone silent."""
 MEGABYTE = 1024 * 1024
 CUT = ("ServerDisconnectedError", "ClientOSError", "ClientConnectorError", "ClientPayloadError")
 """What agents see of a process that dies; of a stream, that it is broken."""
@@ -81,8 +83,8 @@ def wait_until_refused(gateway: RunningGateway, load: Load) -> None:
     wait_until(lambda: 503 in load.outcomes(since), NOTICED)
 
 
-def check_recovered(gateway: RunningGateway, load: Load) -> None:
-    wait_until(lambda: is_ready(gateway), HEALED)
+def check_recovered(gateway: RunningGateway, load: Load, limit: float = HEALED) -> None:
+    wait_until(lambda: is_ready(gateway), limit)
     load.wait_for_answers(40)
     assert gateway.process.poll() is None, "it went on, but as another process"
 
@@ -219,7 +221,7 @@ def test_f10_connections_whose_far_end_is_gone_are_given_up(
         load.wait_for_answers(40)
         broker.proxy.abandon()
         wait_until_refused(faulty, load)
-        check_recovered(faulty, load)
+        check_recovered(faulty, load, limit=GIVEN_UP)
     check_refusals(load)
     recorded(broker, faulty).check(load.sent, load.completed)
 

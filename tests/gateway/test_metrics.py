@@ -1,8 +1,8 @@
 """What Prometheus sees."""
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import metrics
 from tests.gateway.asking import HELLO, RETRY, chat
@@ -10,11 +10,10 @@ from tests.gateway.running import RunningGateway
 
 pytestmark = pytest.mark.broker
 
+
 def families(gateway: RunningGateway) -> dict[str, list[tuple[str, dict[str, str], float]]]:
     found = text_string_to_metric_families(str(gateway.get("/metrics").body))
-    return {
-        family.name: [(s.name, s.labels, s.value) for s in family.samples] for family in found
-    }
+    return {family.name: [(s.name, s.labels, s.value) for s in family.samples] for family in found}
 
 
 def test_every_metric_of_the_gateway_is_there(gateway: RunningGateway) -> None:

@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
     def make(template: str) -> Renderer:
         if template not in known:
             folder = build_tokenizer(tmp_path_factory.mktemp("tokenizer"), template)
-            known[template] = Renderer(PreTrainedTokenizerFast.from_pretrained(folder))  # type: ignore[no-untyped-call]
+            known[template] = Renderer(PreTrainedTokenizerFast.from_pretrained(folder))
         return known[template]
 
     return make
@@ -66,13 +66,11 @@ def test_rendering_anew_would_not_give_the_sampled_ids_back(made: Make) -> None:
     first = stripping.prompt(asking(HELLO))
     anew = stripping.prompt(asking(HELLO, {"role": "assistant", "content": THOUGHT}, NEXT))
     assert anew[: len(first)] == first
-    assert anew[len(first) :] != ids_of(THOUGHT) + [EOS] + ids_of(BETWEEN)
+    assert anew[len(first) :] != [*ids_of(THOUGHT), EOS, *ids_of(BETWEEN)]
 
 
 @pytest.mark.parametrize("content", ["well", "", THOUGHT, "marker", "<|im_end|>"])
-def test_what_follows_an_answer_depends_on_the_rest_alone(
-    renderer: Renderer, content: str
-) -> None:
+def test_what_follows_an_answer_depends_on_the_rest_alone(renderer: Renderer, content: str) -> None:
     request = asking(HELLO, {"role": "assistant", "content": content}, NEXT)
     assert renderer.continuation(request, 2, EOS) == ids_of(BETWEEN)
 
@@ -191,5 +189,6 @@ def test_the_parser_gets_the_ids_without_their_end(
 ) -> None:
     renderer = made(PLAIN)
     ids = ids_of(text) + end
-    told, found = renderer.text(ids, {"stop": stop})
-    assert list(renderer.without_end(ids, told, found is not None)) == ids_of(spoken)
+    sampling = {"stop": stop}
+    told, found = renderer.text(ids, sampling)
+    assert list(renderer.without_end(ids, told, sampling, found is not None)) == ids_of(spoken)

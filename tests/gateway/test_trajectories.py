@@ -37,7 +37,7 @@ def init(gateway: RunningGateway, body: Any = None, **headers: str) -> dict[str,
 
 
 def path_of(begun: dict[str, Any]) -> str:
-    return urllib.parse.urlsplit(begun["base_url"]).path
+    return str(urllib.parse.urlsplit(begun["base_url"]).path)
 
 
 # Opening
@@ -121,9 +121,7 @@ def test_base_url_is_the_address_that_the_client_used(
 
 
 @pytest.mark.parametrize("odd", ["two words", "50%41", "a?b=c", "a#b", "größe", "...", "a&b+c"])
-def test_a_prompt_uid_of_any_characters_survives_the_url(
-    gateway: RunningGateway, odd: str
-) -> None:
+def test_a_prompt_uid_of_any_characters_survives_the_url(gateway: RunningGateway, odd: str) -> None:
     begun = init(gateway, {"prompt_uid": odd})
     with openai.OpenAI(base_url=begun["base_url"], api_key="none", max_retries=0) as client:
         client.chat.completions.create(model="", messages=HELLO)

@@ -196,9 +196,7 @@ def test_none_are_taken_if_one_trajectory_is_closed(
     gateway: RunningGateway, uid: str, prompt_uid: str
 ) -> None:
     submit(gateway, submitted(f"{uid}-closed", prompt_uid, is_last=True))
-    reply = submit(
-        gateway, submitted(uid, prompt_uid), submitted(f"{uid}-closed", prompt_uid, 1)
-    )
+    reply = submit(gateway, submitted(uid, prompt_uid), submitted(f"{uid}-closed", prompt_uid, 1))
     assert reply.status == 409
     assert log_of(gateway, uid) == []
 
@@ -242,9 +240,7 @@ class Worker(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def rewarding(
-    log: Connection, stub: StubEngine, tokenizer: Path
-) -> Iterator[RunningGateway]:
+def rewarding(log: Connection, stub: StubEngine, tokenizer: Path) -> Iterator[RunningGateway]:
     with HTTPServer(("127.0.0.1", 0), Worker) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

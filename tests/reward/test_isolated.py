@@ -1,7 +1,6 @@
 """Plain functions in processes of their own: what hangs or dies is found, and harms no other."""
 
-import os
-import signal
+import multiprocessing
 import textwrap
 import threading
 import time
@@ -193,17 +192,16 @@ def test_a_function_that_is_gone_stops_scoring_with_the_reason(
 
 def test_a_process_dies_with_its_worker(rewards: Path) -> None:
     hanging = rewards.with_name("hangs")
-    worker = os.fork()
-    if worker == 0:
-        with_a_hanging_function(rewards)
+    worker = multiprocessing.get_context("spawn").Process(target=hang_in, args=(rewards,))
+    worker.start()
     wait_until(lambda: hanging.exists() and hanging.read_text() != "")
     process = psutil.Process(int(hanging.read_text()))
-    os.kill(worker, signal.SIGKILL)
-    os.waitpid(worker, 0)
+    worker.kill()
+    worker.join()
     wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
-def with_a_hanging_function(rewards: Path) -> None:
+def hang_in(rewards: Path) -> None:
     specs = [f"{rewards}:score"]
     asked = Asked(lambda done: Isolated(specs, load_all(specs), None, 1, done))
     asked.ask("hang")

@@ -16,8 +16,6 @@ from reward.verdict import Reward, RewardFailed, RewardUnavailable
 from reward.view import TrajectoryView
 from tests.pool.records import end, step, trajectory_of
 
-Ask = Callable[..., list[Opinion]]
-
 
 @pytest.fixture
 def remotes() -> Iterator[Callable[..., Remote]]:
@@ -52,45 +50,48 @@ def only(remote: Remote, **more: Any) -> Opinion:
 class Crowd:
     """Counts how many are inside at the same time."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
         self.inside = self.most = self.calls = 0
+        self.room = room
+        self.full = asyncio.Event()
         self.open = asyncio.Event()
 
     async def enter(self, _: object) -> float:
         self.calls += 1
         self.inside += 1
         self.most = max(self.most, self.inside)
+        if self.inside == self.room:
+            self.full.set()
         await self.open.wait()
         self.inside -= 1
         return 1.0
 
 
-async def ask_many(remote: Remote, crowd: Crowd, count: int, expected: int) -> list[list[Opinion]]:
+async def ask_many(remote: Remote, crowd: Crowd, count: int) -> list[list[Opinion]]:
     asked = [asyncio.ensure_future(remote.opinions(view(f"t{n}"))) for n in range(count)]
-    while crowd.inside < expected:
-        await asyncio.sleep(0.001)
+    await crowd.full.wait()
     await asyncio.sleep(0.05)
     crowd.open.set()
     return await asyncio.gather(*asked)
 
 
 def test_as_many_run_at_once_as_may_and_no_more(remotes: Callable[..., Remote]) -> None:
-    crowd = Crowd()
+    crowd = Crowd(100)
     remote = remotes(crowd.enter, at_once=100)
-    answers = remote.run(ask_many(remote, crowd, 250, expected=100))
+    answers = remote.run(ask_many(remote, crowd, 250))
     assert (crowd.most, crowd.calls) == (100, 250)
     assert [opinion.value for [opinion] in answers] == [1.0] * 250
 
 
 def test_a_full_function_does_not_hold_up_another_one() -> None:
-    crowd = Crowd()
+    crowd = Crowd(1)
 
     async def quick(_: object) -> float:
         return 2.0
 
     remote = Remote([Function("slow", "1", crowd.enter, at_once=1), Function("quick", "1", quick)])
     try:
-        answers = remote.run(ask_many(remote, crowd, 3, expected=1))
+        answers = remote.run(ask_many(remote, crowd, 3))
     finally:
         remote.close()
     assert crowd.most == 1
