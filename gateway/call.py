@@ -261,7 +261,7 @@ def _not_trainable(request: Request, sample: Sample) -> str | None:
 def _count(written: Written) -> None:
     step = written.step
     metrics.steps_published.labels(step.channel if step.channel in CHANNELS else "other").inc()
-    metrics.step_tokens.labels("prompt").observe(written.prompt_tokens)
-    metrics.step_tokens.labels("response").observe(len(step.response_ids) // ID_BYTES)
+    metrics.prompt_tokens.observe(written.prompt_tokens)
+    metrics.response_tokens.observe(len(step.response_ids) // ID_BYTES)
     if step.not_trainable:
         metrics.not_trainable.inc()

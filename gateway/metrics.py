@@ -35,6 +35,7 @@ steps_published = Counter("steps_published", "Steps in the log", ["channel"])
 step_tokens = Histogram(
     "step_tokens", "Tokens per Step", ["part"], buckets=[2**n for n in range(4, 18)]
 )
+prompt_tokens, response_tokens = (step_tokens.labels(part) for part in ("prompt", "response"))
 prompt_continuity = Counter(
     "gateway_prompts",
     "Prompts by how they relate to earlier Steps: first of their conversation, continued exactly, "

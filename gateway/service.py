@@ -1,6 +1,7 @@
 """The gateway as a process: it answers /health at once, and everything else when its parts run."""
 
 import asyncio
+import gc
 import logging
 import socket
 import uuid
@@ -109,12 +110,21 @@ async def _run_once(settings: GatewaySettings, state: State) -> None:
     try:
         async with _open_parts(settings, state) as (gateway, tasks):
             state.gateway = gateway
+            _calm_the_collector()
             log.info("ready for calls of run %s", settings.run)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
     finally:
         state.gateway = None
+
+
+def _calm_the_collector() -> None:
+    """What a call leaves behind goes by reference counts. Looking for cycles after every 700 new
+    objects, through all that was loaded at the start, took a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 @asynccontextmanager
@@ -146,7 +156,7 @@ async def _open_parts(
         state.missing = "the log is being read"
         followers = [await enter(Follower(settings, POLICY, codec, policy.apply))]
         trajectories.follower = await enter(
-            Follower(settings, TRAJECTORIES, codec, trajectories.apply)
+            Follower(settings, TRAJECTORIES, codec, trajectories.apply, rules.gateway.encode())
         )
         followers.append(trajectories.follower)
         if settings.max_groups is not None:

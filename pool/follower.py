@@ -30,13 +30,22 @@ RETRY_AFTER = 1.0
 
 class Follower:
     """`async with Follower(connection, topic, codec, apply) as follower`: on entry, everything that
-    the topic held is applied."""
+    the topic held is applied. Records with `own_mark` in them are our own: we know them, and need not
+    decode them."""
 
-    def __init__(self, connection: Connection, topic: str, codec: Codec, apply: Apply) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        codec: Codec,
+        apply: Apply,
+        own_mark: bytes | None = None,
+    ) -> None:
         self._connection = connection
         self._topic = topic
         self._codec = codec
         self._apply = apply
+        self._own_mark = own_mark
         self._reader: Reader | None = None
         self._reached: dict[int, int] = {}
         self._own: dict[int, set[int]] = defaultdict(set)
@@ -80,14 +89,15 @@ class Follower:
             self._waiting = asyncio.create_task(self._sync_after(self._syncing))
         await asyncio.shield(self._waiting)
 
-    def note_own(self, own: Position) -> None:
-        """We wrote the record at this place; to be said when it is acknowledged."""
+    def note_own(self, own: Position) -> bool:
+        """We wrote the record at this place; to be said when it is acknowledged. True: all that lies
+        before it has been seen."""
         self._own[own.partition].add(own.offset)
+        return self._saw_all_before(own)
 
     async def seen_before(self, own: Position) -> None:
         """Returns when all that lies before a record of our own is applied, or our own as well."""
-        self.note_own(own)
-        while not self._saw_all_before(own):
+        while not self.note_own(own):
             await self._next_move()
 
     def _saw_all_before(self, own: Position) -> bool:
@@ -149,6 +159,8 @@ class Follower:
                     self._asking.cancel()
 
     def _take(self, value: bytes | None) -> None:
+        if self._own_mark is not None and value is not None and self._own_mark in value:
+            return
         if value is None:
             return  # a tombstone: compaction has taken what it stands for
         try:

@@ -174,7 +174,8 @@ def failed(function: Function, why: str) -> Opinion:
 
 
 class Isolated:
-    """The processes, seen from the worker. `submit` from any thread; `done` is called from ours."""
+    """The processes, seen from the worker. `submit` from any thread; `done` is called from ours, with
+    nothing for what is not wanted any more when its turn comes."""
 
     def __init__(
         self,
@@ -183,11 +184,13 @@ class Isolated:
         tokenizer: str | None,
         processes: int,
         done: Callable[[int, list[Opinion]], None],
+        is_wanted: Callable[[int], bool] = lambda number: True,
     ) -> None:
         self._specs = specs
         self._functions = functions
         self._tokenizer = tokenizer
         self._done = done
+        self._is_wanted = is_wanted
         self._limit = sum(function.timeout_s for function in functions)
         self._attempts = max(function.attempts for function in functions)
         self._waiting: queue.Queue[Ticket | None] = queue.Queue()
@@ -219,7 +222,7 @@ class Isolated:
         try:
             child = self._start()
             while (tickets := self._batch()) is not None:
-                left = child.ask(tickets, self._limit, self._done)
+                left = child.ask(self._wanted(tickets), self._limit, self._done)
                 for ticket in left:
                     child = self._alone(child, ticket)
             child.kill()
@@ -245,6 +248,15 @@ class Isolated:
             batch.append(ticket)
         return batch
 
+    def _wanted(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+        wanted = [ticket for ticket in tickets if self._is_wanted(ticket.number)]
+        if len(wanted) < len(tickets):
+            kept = {ticket.number for ticket in wanted}
+            for ticket in tickets:
+                if ticket.number not in kept:
+                    self._done(ticket.number, [])
+        return wanted
+
     def _alone(self, child: "Child", ticket: Ticket) -> "Child":
         """One by one, each so often as it may hang."""
         for _ in range(self._attempts):
@@ -252,7 +264,7 @@ class Isolated:
                 return child
             if not child.is_alive():
                 child = self._start()
-            if not child.ask([ticket], self._limit, self._done):
+            if not child.ask(self._wanted([ticket]), self._limit, self._done):
                 return child
         why = f"it did not come back within {self._limit:g} s, or died, {self._attempts} times"
         self._done(ticket.number, [failed(f, why) for f in self._functions])
@@ -285,6 +297,8 @@ class Child:
     ) -> list[Ticket]:
         """Gives what was not answered: then the process was silent for too long, and is killed."""
         left = {ticket.number: ticket for ticket in tickets}
+        if not left:
+            return []
         try:
             self._pipe.send_bytes(_encode(tickets))
             while left and self._pipe.poll(limit):

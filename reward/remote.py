@@ -73,9 +73,11 @@ class Remote:
         self, function: Function, view: TrajectoryView, is_wanted: Callable[[], bool]
     ) -> Opinion:
         pause, attempt = FIRST_PAUSE, 0
-        while is_wanted():
+        while True:
             try:
                 async with self._room[function.name]:
+                    if not is_wanted():
+                        return failed(function, GONE)
                     with metrics.seconds.labels(function.name).time():
                         async with asyncio.timeout(function.timeout_s):
                             return spoken(function, await function.call(view))
@@ -92,7 +94,6 @@ class Remote:
                 metrics.retries.labels(function.name).inc()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        return failed(function, GONE)
 
     def close(self) -> None:
         """At once: what is not answered is asked again by the next owner."""

@@ -85,7 +85,9 @@ class Scorer:
         self._numbers = count()
         self._jobs: dict[int, Job] = {}
         self._isolated = (
-            Isolated(specs, plain, tokenizer, processes, self._plain_done) if plain else None
+            Isolated(specs, plain, tokenizer, processes, self._plain_done, self._is_wanted)
+            if plain
+            else None
         )
 
     def submit(self, job: Job) -> None:
@@ -107,6 +109,9 @@ class Scorer:
             raise trouble
         if trouble is not None:
             raise Fatal(f"scoring has stopped: {trouble!r}") from trouble
+
+    def _is_wanted(self, number: int) -> bool:
+        return self._jobs[number].is_wanted()
 
     def _plain_done(self, number: int, opinions: list[Opinion]) -> None:
         job = self._jobs.pop(number)

@@ -22,7 +22,7 @@ from pool import topics
 from pool.connection import Connection
 from tests.gateway.stub_engine import running_stub
 
-CALLS = 3_000
+CALLS = 2_000
 AT_ONCE = 32
 ROUNDS = 3
 RATE = 100.0

@@ -63,6 +63,9 @@ class Engines:
 
     async def acquire(self, favourite: str | None, avoid: set[str]) -> Engine:
         """The engine for a call; waits for one, but not for ever."""
+        return self._choose(favourite, avoid) or await self._wait_for_one(favourite, avoid)
+
+    async def _wait_for_one(self, favourite: str | None, avoid: set[str]) -> Engine:
         try:
             async with asyncio.timeout(self._wait):
                 while (engine := self._choose(favourite, avoid)) is None:

@@ -61,13 +61,12 @@ class Trajectories:
     # What the log says
 
     def apply(self, record: Record) -> None:
-        """Folds a record of `trajectories`."""
+        """Folds a record of `trajectories` that another process wrote, or an earlier life of this."""
         self._admission.apply(record)
-        if isinstance(record, Registration) and record.gateway != self._rules.gateway:
+        if isinstance(record, Registration):
             self._hear(record)
 
     def _hear(self, record: Registration) -> None:
-        """Another process, or an earlier life of this one, opened or closed a trajectory."""
         known = self._known.get(record.trajectory_uid)
         merged = record if known is None else _merge(known, record)
         self._note(merged)
@@ -277,7 +276,8 @@ class Trajectories:
         uid, registration = trajectory.uid, trajectory.registration
         try:
             place = await self._log.register(registration)
-            await self._in_time(self._following.seen_before(place))
+            if not self._following.note_own(place):
+                await self._in_time(self._following.seen_before(place))
             known = self._known.get(uid)
             if _digest(uid) in self._closed:
                 raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
@@ -289,6 +289,7 @@ class Trajectories:
             raise
         finally:
             trajectory.registering = None
+        self._admission.apply(registration)
         self._note(registration)
         # Somebody may have changed it while it was written.
         trajectory.registered = trajectory.registration is registration
@@ -367,6 +368,7 @@ class Trajectories:
         closed = self._own(trajectory, status=end.status)
         self._following.note_own(await self._log.register(closed))
         trajectory.registration = closed
+        self._admission.apply(closed)
         self._note(closed)
 
     # Memory

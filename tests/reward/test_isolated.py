@@ -18,6 +18,7 @@ from reward.score import Opinion
 from tests.pool.records import end, step, trajectory_of
 
 LIMIT_S = 60.0
+UNASKED = Opinion("nobody", "", 0.0)
 
 
 @pytest.fixture
@@ -63,8 +64,8 @@ class Asked:
     def __init__(self, isolated: Callable[..., Isolated]) -> None:
         self.uids: list[str] = []
         self.answers: dict[str, Opinion] = {}
-        self.orders: list[str] = []
-        self.isolated = isolated(self._done)
+        self.unwanted: set[str] = set()
+        self.isolated = isolated(self._done, lambda number: self.uids[number] not in self.unwanted)
 
     def ask(self, *uids: str) -> "Asked":
         for uid in uids:
@@ -76,8 +77,7 @@ class Asked:
     def _done(self, number: int, opinions: list[Opinion]) -> None:
         uid = self.uids[number]
         assert uid not in self.answers, "it was answered twice"
-        [self.answers[uid]] = opinions
-        self.orders.append(uid)
+        [self.answers[uid]] = opinions or [UNASKED]
 
     def wait(self) -> dict[str, Opinion]:
         deadline = time.monotonic() + LIMIT_S
@@ -95,7 +95,7 @@ def asking(rewards: Path) -> Iterator[Callable[..., Asked]]:
     def make(limits: str = "timeout_s=1&attempts=2", processes: int = 1) -> Asked:
         specs = [f"{rewards}:score?{limits}"]
         functions = load_all(specs)
-        made.append(Asked(lambda done: Isolated(specs, functions, None, processes, done)))
+        made.append(Asked(lambda *told: Isolated(specs, functions, None, processes, *told)))
         return made[-1]
 
     yield make
@@ -167,6 +167,18 @@ def test_a_process_that_is_killed_from_outside_is_replaced(asking: Callable[...,
     assert answers["second"].details != answers["first"].details
 
 
+@pytest.mark.parametrize("first", ["slow", "hang"])
+def test_what_nobody_wants_any_more_is_not_scored(
+    asking: Callable[..., Asked], first: str, rewards: Path
+) -> None:
+    asked = asking("timeout_s=2&attempts=1")
+    asked.unwanted = {"hang", "hang2"}
+    answers = asked.ask(first, "hang2", "last").wait()
+    assert answers["hang2"] is UNASKED
+    assert answers["last"].value == 1.0
+    assert not rewards.with_name("hangs").exists()
+
+
 def test_closing_does_not_wait_for_what_runs(asking: Callable[..., Asked], rewards: Path) -> None:
     asked = asking("timeout_s=100&attempts=1").ask("hang", *(f"slow{n}" for n in range(100)))
     hanging = rewards.with_name("hangs")
@@ -203,7 +215,7 @@ def test_a_process_dies_with_its_worker(rewards: Path) -> None:
 
 def hang_in(rewards: Path) -> None:
     specs = [f"{rewards}:score"]
-    asked = Asked(lambda done: Isolated(specs, load_all(specs), None, 1, done))
+    asked = Asked(lambda *told: Isolated(specs, load_all(specs), None, 1, *told))
     asked.ask("hang")
     threading.Event().wait()
 

@@ -129,6 +129,23 @@ def test_nobody_waits_for_an_outage_on_behalf_of_another_worker(
     assert (opinion.failure, asked) == (GONE, 5)
 
 
+def test_who_waits_for_room_is_not_asked_when_nobody_wants_it(
+    remotes: Callable[..., Remote],
+) -> None:
+    crowd = Crowd(1)
+    remote = remotes(crowd.enter, at_once=1)
+
+    async def ask() -> list[list[Opinion]]:
+        first = asyncio.ensure_future(remote.opinions(view("first")))
+        await crowd.full.wait()
+        second = asyncio.ensure_future(remote.opinions(view("second"), lambda: False))
+        crowd.open.set()
+        return await asyncio.gather(first, second)
+
+    [[asked], [unasked]] = remote.run(ask())
+    assert (asked.value, unasked.failure, crowd.calls) == (1.0, GONE, 1)
+
+
 def test_the_room_is_free_while_one_waits_for_an_outage(
     remotes: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
 ) -> None:
