@@ -1,9 +1,11 @@
 """The least that a recording proxy can do: the floor that the gateway is compared with.
 
 One call in, one call to the engine, its answer into Kafka, the acknowledgement awaited, an answer out.
-Raw ASGI, aiohttp, orjson. No template, no tokenizer, no trajectories, no schema, no second engine.
+Raw ASGI, aiohttp, orjson. No template, no trajectories, no schema, no second engine; a tokenizer only
+if one is named, since an engine that takes ids must be sent some.
 
     python -m bench.gateway.floor --engine URL --bootstrap HOST:PORT --topic NAME --port PORT
+        [--tokenizer FILE]
 """
 
 import argparse
@@ -15,13 +17,15 @@ import aiohttp
 import orjson
 import uvicorn
 from confluent_kafka import Producer
+from tokenizers import Tokenizer
 
 PROMPT = list(range(512))
 JSON = [(b"content-type", b"application/json")]
 
 
 class Floor:
-    def __init__(self, engine: str, bootstrap: str, topic: str) -> None:
+    def __init__(self, engine: str, bootstrap: str, topic: str, tokenizer: str | None) -> None:
+        self._tokenizer = Tokenizer.from_file(tokenizer) if tokenizer else None
         self._engine = engine + "/inference/v1/generate"
         self._topic = topic
         self._bootstrap = bootstrap
@@ -36,10 +40,10 @@ class Floor:
         while message.get("more_body"):
             message = await receive()
             body += message["body"]
-        orjson.loads(body or b"{}")
-        answer = await self._generate()
+        prompt = self._prompt(orjson.loads(body or b"{}"))
+        answer = await self._generate(prompt)
         choice = answer["choices"][0]
-        await self._record(scope["path"], choice)
+        await self._record(scope["path"], prompt, choice)
         text = bytes(i for i in choice["token_ids"] if i < 128).decode()
         told = {
             "object": "chat.completion",
@@ -60,16 +64,22 @@ class Floor:
             }
         )
 
-    async def _generate(self) -> Any:
+    def _prompt(self, asked: Any) -> list[int]:
+        if self._tokenizer is None or "messages" not in asked:
+            return PROMPT
+        ids: list[int] = self._tokenizer.encode(asked["messages"][0]["content"]).ids
+        return ids
+
+    async def _generate(self, prompt: list[int]) -> Any:
         assert self._session is not None
         sampling = {"logprobs": 0, "max_tokens": 128}
-        body = orjson.dumps({"token_ids": PROMPT, "sampling_params": sampling})
+        body = orjson.dumps({"token_ids": prompt, "sampling_params": sampling})
         headers = {"content-type": "application/json"}
         async with self._session.post(self._engine, data=body, headers=headers) as response:
             return orjson.loads(await response.read())
 
-    async def _record(self, key: str, choice: Any) -> None:
-        value = array("i", PROMPT).tobytes() + array("i", choice["token_ids"]).tobytes()
+    async def _record(self, key: str, prompt: list[int], choice: Any) -> None:
+        value = array("i", prompt).tobytes() + array("i", choice["token_ids"]).tobytes()
         value += array("f", (entry["logprob"] for entry in choice["logprobs"]["content"])).tobytes()
         acknowledged: asyncio.Future[None] = self._loop.create_future()
 
@@ -96,9 +106,10 @@ def main() -> None:
     for name in ("--engine", "--bootstrap", "--topic"):
         parser.add_argument(name, required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--tokenizer")
     given = parser.parse_args()
     uvicorn.run(
-        Floor(given.engine, given.bootstrap, given.topic),
+        Floor(given.engine, given.bootstrap, given.topic, given.tokenizer),
         port=given.port,
         http="httptools",
         loop="uvloop",

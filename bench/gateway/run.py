@@ -77,20 +77,22 @@ def run(connection: Connection) -> None:
         texts = passages(tokenizer, PROMPT_TOKENS)
         with (
             running_floor(stub.url, connection) as floor,
+            running_floor(stub.url, connection, tokenizer) as tokenizing,
             running_gateway(stub.url, connection, tokenizer) as gateway,
         ):
-            show_costs(floor, gateway, texts)
+            show_costs(floor, tokenizing, gateway, texts)
             show_latency(stub.url, floor, gateway, texts)
             stub.script([SLOW_STREAM] * STREAMS)
             hold_streams(gateway.url, gateway.process, STREAMS, next(texts))
 
 
-def show_costs(floor: Server, gateway: Server, texts: Iterator[str]) -> None:
+def show_costs(floor: Server, tokenizing: Server, gateway: Server, texts: Iterator[str]) -> None:
     cases = {
         "floor: proxy, orjson, awaited ack": Case(floor, 1, 1),
+        "floor that tokenizes, too": Case(tokenizing, 1, 1),
+        "gateway, a known prompt, open trajectory": Case(gateway, 4, CALLS),
         "gateway, groups of 8 share their prompt": Case(gateway, 1, 8),
-        "gateway, 4 calls per trajectory": Case(gateway, 4, 1),
-        "gateway, every call a new trajectory": Case(gateway, 1, 1),
+        "gateway, every call a new prompt and trajectory": Case(gateway, 1, 1),
     }
     best: dict[str, Cost] = {}
     for turn in range(ROUNDS):
@@ -103,10 +105,10 @@ def show_costs(floor: Server, gateway: Server, texts: Iterator[str]) -> None:
         f"\nGateway: {PROMPT_TOKENS} + {RESPONSE_TOKENS} tokens, durable, {AT_ONCE} at once, "
         f"stub engine, best of {ROUNDS} rounds of {CALLS:,} calls"
     )
-    print(f"  {'':<44} {'calls/s':>10} {'ms CPU':>8} {'of floor':>9} {'CPU×':>6}")
+    print(f"  {'':<48} {'calls/s':>10} {'ms CPU':>8} {'of floor':>9} {'CPU×':>6}")
     for name, cost in best.items():
         print(
-            f"  {name:<44} {cost.rate:>10,.0f} {cost.cpu:>8.2f} "
+            f"  {name:<48} {cost.rate:>10,.0f} {cost.cpu:>8.2f} "
             f"{cost.rate / raw.rate:>9.2f} {cost.cpu / raw.cpu:>6.2f}"
         )
     print("  wanted: at most 1.5 ms of CPU, and 1.6 times the floor")
@@ -152,11 +154,14 @@ def show_latency(engine: str, floor: Server, gateway: Server, texts: Iterator[st
 
 
 @contextmanager
-def running_floor(engine: str, connection: Connection) -> Iterator[Server]:
+def running_floor(
+    engine: str, connection: Connection, tokenizer: Path | None = None
+) -> Iterator[Server]:
     port = free_port()
     options = ["--engine", engine, "--bootstrap", connection.bootstrap, "--port", str(port)]
-    command = [sys.executable, "-m", "bench.gateway.floor", *options]
-    with running([*command, "--topic", connection.topic_name("steps")], port, "/") as server:
+    options += ["--topic", connection.topic_name("steps")]
+    options += ["--tokenizer", str(tokenizer / "tokenizer.json")] if tokenizer else []
+    with running([sys.executable, "-m", "bench.gateway.floor", *options], port, "/") as server:
         yield server
 
 

@@ -2,14 +2,9 @@
 
 import random
 import signal
-import subprocess
-import sys
-import tempfile
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -19,9 +14,9 @@ from confluent_kafka import Producer as ConfluentProducer
 from pool.connection import Connection
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS
 from schemas import Feedback, TrajectoryEnd
-from tests.conftest import free_port
 from tests.pool.log import messages, records, write
 from tests.pool.records import end, feedback, step
+from tests.reward.dying import dying_worker
 from tests.reward.running import (
     RunningWorker,
     answered,
@@ -38,9 +33,9 @@ from tests.reward.under_load import (
     missing,
     pause,
     settle,
+    wait_for_assignment,
     wait_for_progress,
 )
-from tests.steplog.command import reaching
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 
@@ -131,24 +126,6 @@ def both(rewards: Path) -> list[str]:
 # F5: killed
 
 
-@contextmanager
-def dying_worker(
-    connection: Connection, stage: str, count: int, *options: str
-) -> Iterator[RunningWorker]:
-    """As `running_worker`, but it kills itself."""
-    port = free_port()
-    command = [sys.executable, "-m", "tests.reward.dying", stage, str(count), "reward"]
-    command += [*reaching(connection), "--port", str(port), *options]
-    with tempfile.NamedTemporaryFile(prefix="reward-", suffix=".log", delete=False) as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    worker = RunningWorker(port, process, Path(output.name))
-    try:
-        yield worker
-        worker.log.unlink()
-    finally:
-        worker.kill()
-
-
 @pytest.mark.slow
 def test_a_worker_killed_at_any_moment_writes_each_record_once(
     log: Connection, rewards: Path
@@ -225,6 +202,7 @@ def test_a_worker_that_stood_still_commits_nothing_late(log: Connection, rewards
         for _ in range(2):
             with running_worker(log, *both(rewards), slot="zombie") as zombie:
                 wait_for_assignment(zombie)
+                time.sleep(1)  # and it works on it
                 zombie.process.send_signal(signal.SIGSTOP)
                 time.sleep(8)  # longer than a session
                 wait_for_progress(log, 100, other)
@@ -235,11 +213,6 @@ def test_a_worker_that_stood_still_commits_nothing_late(log: Connection, rewards
         settle(log, other)
     assert committed.seen > 100
     assert committed.went_back == []
-
-
-def wait_for_assignment(worker: RunningWorker) -> None:
-    wait_for(lambda: "assigned [" in worker.log.read_text(), worker)
-    time.sleep(1)  # and it works on it
 
 
 def wait_for_end_or_loss(zombie: RunningWorker) -> None:

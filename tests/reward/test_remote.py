@@ -140,7 +140,7 @@ def test_who_waits_for_room_is_not_asked_when_nobody_wants_it(
         await crowd.full.wait()
         second = asyncio.ensure_future(remote.opinions(view("second"), lambda: False))
         crowd.open.set()
-        return await asyncio.gather(first, second)
+        return [await first, await second]
 
     [[asked], [unasked]] = remote.run(ask())
     assert (asked.value, unasked.failure, crowd.calls) == (1.0, GONE, 1)

@@ -11,7 +11,6 @@ from pool.connection import Connection
 from pool.topics import STEPS
 from tests.pool.log import write
 from tests.reward.running import (
-    RunningWorker,
     answered,
     ends,
     running_worker,
@@ -24,6 +23,7 @@ from tests.reward.under_load import (
     assert_rewarded_complete,
     lag,
     settle,
+    wait_for_assignment,
     wait_for_progress,
 )
 
@@ -124,7 +124,3 @@ def test_workers_join_and_leave_while_one_is_busy(log: Connection, rewards: Path
         settle(log, first)
     assert committed.went_back == []
     assert {end.reward for end in ends(log).values()} == {1.0}
-
-
-def wait_for_assignment(worker: RunningWorker) -> None:
-    wait_for(lambda: "assigned [" in worker.log.read_text(), worker)

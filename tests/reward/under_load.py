@@ -125,6 +125,10 @@ def lag(connection: Connection) -> int:
     return sum(end - max(0, at.offset) for at, end in zip(committed, ends, strict=True))
 
 
+def wait_for_assignment(worker: RunningWorker) -> None:
+    wait_for(lambda: "assigned [" in worker.log.read_text(), worker)
+
+
 def wait_for_progress(connection: Connection, count: int, worker: RunningWorker) -> None:
     """Until `rewarded` holds that many records more than now."""
     before = len(records(connection, REWARDED))
