@@ -145,6 +145,9 @@ def _from_file(file: Path) -> ModuleType:
 
 
 def _from_module(name: str) -> ModuleType:
+    # The command's own path lacks the current folder; last, so that nothing there shadows ours.
+    if "" not in sys.path:
+        sys.path.append("")
     with _explained(name):
         return importlib.import_module(name)
 

@@ -16,6 +16,8 @@ from schemas import Step, TrajectoryEnd
 from schemas.packing import pack_ids, pack_logprobs
 
 STALLED_AFTER = 60.0
+ANSWER_LIMIT = 110.0
+"""Seconds; the gateway waits for 120."""
 
 
 class Asked(msgspec.Struct):
@@ -55,7 +57,11 @@ def make_app(scorer: Scorer, has_functions: bool, progressed: Callable[[], float
             trajectory = as_trajectory(asked)
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError) as error:
             return _told(422, f"the request body cannot be used: {error}")
-        return _answer(await score(scorer, trajectory))
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT):
+                return _answer(await score(scorer, trajectory))
+        except TimeoutError:
+            return _told(503, f"the functions did not come back within {ANSWER_LIMIT:g} s")
 
     return app
 
@@ -64,8 +70,12 @@ async def score(scorer: Scorer, trajectory: Trajectory) -> Job:
     loop = asyncio.get_running_loop()
     scored: asyncio.Future[Job] = loop.create_future()
 
+    def give(job: Job) -> None:
+        if not scored.done():  # the client may have gone
+            scored.set_result(job)
+
     def back(job: Job) -> None:
-        loop.call_soon_threadsafe(scored.set_result, job)
+        loop.call_soon_threadsafe(give, job)
 
     scorer.submit(Job(trajectory, back))
     return await scored

@@ -141,7 +141,7 @@ def _score(ticket: Ticket, functions: Sequence[Function], texts: Texts) -> Resul
 def _opinion(function: Function, view: TrajectoryView) -> Opinion:
     """What a function says; whatever it raises is a failure of this trajectory only."""
     try:
-        return spoken(function, function.call(view))
+        return spoken(function, function.call(view), view)
     except RewardUnavailable as error:
         return failed(function, UNAVAILABLE + str(error))
     except RewardFailed as error:
@@ -150,8 +150,12 @@ def _opinion(function: Function, view: TrajectoryView) -> Opinion:
         return failed(function, f"{type(error).__name__}: {error}")
 
 
-def spoken(function: Function, given: object) -> Opinion:
+def spoken(function: Function, given: object, view: TrajectoryView) -> Opinion:
     reward = as_reward(given)
+    if len(reward.steps) not in (0, len(view.steps)):
+        raise RewardFailed(
+            f"it returned {len(reward.steps)} rewards of Steps, and there are {len(view.steps)}"
+        )
     details = msgspec.json.encode(reward.details).decode() if reward.details else "{}"
     if len(details) > MAX_DETAILS:
         raise RewardFailed(f"its details are {len(details)} characters long; {MAX_DETAILS} may be")

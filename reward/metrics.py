@@ -1,6 +1,6 @@
 """Every metric of the reward worker, by its name in Prometheus."""
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, Summary
 
 processed = Counter("reward_processed", "Trajectories written to rewarded", ["outcome"])
 values = Histogram(
@@ -9,6 +9,7 @@ values = Histogram(
     ["reward", "channel"],
     buckets=(-10, -5, -2, -1, -0.5, -0.1, 0, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10),
 )
+scores = Summary("reward_score", "Rewards, for their mean", ["reward", "channel"])
 seconds = Histogram(
     "reward_duration_seconds",
     "How long a function took",

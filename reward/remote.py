@@ -80,7 +80,7 @@ class Remote:
                         return failed(function, GONE)
                     with metrics.seconds.labels(function.name).time():
                         async with asyncio.timeout(function.timeout_s):
-                            return spoken(function, await function.call(view))
+                            return spoken(function, await function.call(view), view)
             except RewardUnavailable as away:
                 self.waits(function.name, str(away))
             except RewardFailed as error:

@@ -1,11 +1,12 @@
 """The reward worker's settings."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pool.connection import Connection
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -18,7 +19,6 @@ class RewardSettings(Connection):
     tokenizer: str | None = Field(
         None, description="folder of the tokenizer; needed by functions that look at text"
     )
-    run: str = Field("default", description="the run that expired trajectories are ended for")
     group: str = Field("steplog-reward", description="consumer group")
     slot: str = Field(
         "0", description="this worker's name in its group; another one for each, kept over restarts"
@@ -29,3 +29,13 @@ class RewardSettings(Connection):
     at_once: Positive = Field(2_000, description="trajectories in hand at the same time")
     host: str = Field("127.0.0.1", description="address for /compute_reward, /ready and /metrics")
     port: int = Field(8200, ge=0, lt=65536, description="port for them; 0 takes any free one")
+    insecure: bool = Field(False, description="let anybody who reaches another host's address ask")
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
+        if self.host not in LOOPBACK and not self.insecure:
+            raise ValueError(
+                f"listening on {self.host} lets anybody who reaches it run the reward functions; "
+                "give --insecure where only the gateway can reach it"
+            )
+        return self

@@ -266,6 +266,7 @@ class Worker:
                 metrics.failures.labels(opinion.name).inc()
             elif opinion.value is not None:
                 metrics.values.labels(opinion.name, channel).observe(opinion.value)
+                metrics.scores.labels(opinion.name, channel).observe(opinion.value)
         failed = any(opinion.failure is not None for opinion in opinions)
         metrics.processed.labels("failed" if failed else item.end.status).inc()
 

@@ -46,6 +46,6 @@ def summary(name: str) -> str:
 
 async def close() -> None:
     """Closes what asynchronous functions opened on the running loop."""
-    from reward.functions import http
+    from reward.functions.http import close as close_sessions
 
-    await http.close()
+    await close_sessions()

@@ -172,6 +172,7 @@ def die_of_revocation(log: Connection, rewards: Path, worker: RunningWorker) -> 
         assert other.terminate() == 0
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_a_function_has_written_nothing_of_it(
     log: Connection, rewards: Path
 ) -> None:
@@ -283,6 +284,7 @@ def test_a_topic_of_poison_stops_the_worker(log: Connection) -> None:
 # Functions that cannot be relied on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["wait_for_plain", "wait_for_judge"])
 def test_an_outage_is_waited_for(log: Connection, rewards: Path, function: str) -> None:
     go_down(rewards)
@@ -337,6 +339,7 @@ def in_hand(worker: RunningWorker) -> int:
     return int(float(next(line.split()[1] for line in told if line.startswith("reward_in_hand "))))
 
 
+@pytest.mark.slow
 def test_a_function_that_kills_its_process_fails_its_trajectory_only(
     log: Connection, rewards: Path
 ) -> None:
@@ -402,6 +405,7 @@ def test_a_worker_whose_function_is_gone_stops_and_says_so(log: Connection, rewa
 # What is not a fault
 
 
+@pytest.mark.slow
 def test_sigterm_commits_what_is_finished_and_does_not_wait_for_functions(
     log: Connection, rewards: Path
 ) -> None:

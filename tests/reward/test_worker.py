@@ -172,12 +172,13 @@ def _is_up(url: str) -> bool:
 def test_records_keep_the_order_of_their_key(
     log: Connection, functions: Path, tokenizer: Path
 ) -> None:
-    for number in range(30):
-        write(log, STEPS, answered(f"t{number}", f"{number}", metadata={"answer": "7"}))
+    uids = [f"t{number}" for number in range(30)]
+    for_all = [answered(uid, uid, metadata={"answer": "t7"}) for uid in uids]
+    write(log, STEPS, [record for trajectory in for_all for record in trajectory])
     with running_worker(
         log, "--function", f"{functions}:score", "--tokenizer", str(tokenizer)
     ) as worker:
         wait_for_ends(log, 30, worker)
     order = [s.trajectory_uid for s in steps(log)]
-    assert order == [f"t{number}" for number in range(30)]
+    assert order == uids
     assert all(isinstance(s, Step) for s in steps(log))
