@@ -81,7 +81,8 @@ async def open_loop(
 
     async def call(at: int) -> None:
         began = time.perf_counter()
-        connection = idle.pop() if idle else await connect(url)
+        # The one that was idle longest: servers close connections that nobody uses.
+        connection = idle.pop(0) if idle else await connect(url)
         await connection.call(request(at))
         idle.append(connection)
         latencies.append(time.perf_counter() - began)

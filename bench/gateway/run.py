@@ -137,10 +137,12 @@ def show_latency(engine: str, floor: Server, gateway: Server, texts: Iterator[st
         ),
     )
     seconds = 10
+    # A group of 8 begins with the same prompt, and a trajectory has 4 calls.
+    prompts = [next(texts) for _ in range(int(RATE * seconds) // 8)]
     rows = {
         "the engine alone": (engine, lambda _: direct),
-        "floor": (floor.url, lambda at: request("latency-floor", at // 4, next(texts))),
-        "gateway": (gateway.url, lambda at: request("latency", at // 4, next(texts))),
+        "floor": (floor.url, lambda at: request("latency-floor", at // 4, prompts[at // 8])),
+        "gateway": (gateway.url, lambda at: request("latency", at // 4, prompts[at // 8])),
     }
     print(f"\nLatency at an offered {RATE:.0f} calls/s (open loop, {seconds} s each), milliseconds")
     print(f"  {'':<44} {'p50':>8} {'p99':>8} {'added p50':>10}")

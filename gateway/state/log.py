@@ -149,7 +149,7 @@ async def open_log(connection: Connection, codec: Codec) -> AsyncIterator[Log]:
     """Run its `sample_for_ever` as a task."""
     async with (
         open_topic(connection, STEPS) as reader,
-        Producer(connection, codec) as producer,
+        Producer(connection, codec, linger_ms=0) as producer,  # a client waits for each record
     ):
         log = Log(producer, reader, codec)
         await log.sample_ends()
