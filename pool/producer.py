@@ -56,7 +56,7 @@ def producer_options(connection: Connection, linger_ms: int = 2, **options: Any)
 
 class Producer:
     """Use it in the event loop that made it: `async with Producer(connection, codec) as producer`.
-    `linger_ms` is how long a record may wait for others: it saves a quarter of the CPU of bulk writes."""
+    `linger_ms` is how long a record may wait for others: it saves a quarter of a bulk write's CPU."""
 
     def __init__(
         self, connection: Connection, codec: Codec, timeout: float = 30.0, linger_ms: int = 2
@@ -69,7 +69,7 @@ class Producer:
         self._client = ConfluentProducer(
             producer_options(
                 connection,
-                linger_ms,
+                linger_ms=linger_ms,
                 error_cb=self._troubles.note,
                 message_timeout_ms=int(timeout * 1000),
                 socket_timeout_ms=SILENCE_MS,
