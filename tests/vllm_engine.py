@@ -29,7 +29,14 @@ ARGUMENTS = (
     *("--enforce-eager", "--dtype", "float32", "--max-model-len", "1024"),
     *("--enable-scale-out", "--logprobs-mode", "processed_logprobs"),
 )
-SETTINGS = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1"}
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+    # Its threads spin while they wait. With one on each of two cores, nothing else came to run for
+    # seconds: not its own server, which sent the second token with the last.
+    "VLLM_CPU_OMP_THREADS_BIND": "0",
+}
 
 
 class Engine(NamedTuple):
