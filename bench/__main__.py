@@ -10,9 +10,9 @@ from pathlib import Path
 
 from bench import consume, memory, produce, rewards, size
 from bench.gateway import run as gateway
-from bench.ports import free_port
 from pool.connection import Connection
 from steplog import local_kafka
+from tests.conftest import free_port
 
 
 def log(connection: Connection) -> None:

@@ -17,7 +17,6 @@ from confluent_kafka import Consumer, TopicPartition
 
 from bench.consume import assemble
 from bench.measure import measure
-from bench.ports import free_port
 from bench.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
 from pool import topics
 from pool.connection import Connection
@@ -26,6 +25,7 @@ from pool.producer import Producer
 from pool.topics import REWARDED, STEPS, find
 from schemas import Record, Step, TrajectoryEnd
 from schemas.packing import pack_ids
+from tests.conftest import free_port
 from tests.tiny_model import build_tokenizer
 
 GROUPS = 1_000

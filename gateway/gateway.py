@@ -68,8 +68,7 @@ class Gateway:
 
     async def call(self, exchange: Exchange, dialect: Dialect) -> None:
         """A call of a trajectory: one Step."""
-        uid, tenant = self._keys.open(exchange.uid("trajectory_uid"))
-        prompt_uid = scope(tenant) + exchange.uid("prompt_uid")
+        uid, tenant, prompt_uid = self._named(exchange)
         body = await exchange.body()
         request = self._limited(dialect.parse(body))
         self._log.check()
@@ -280,11 +279,8 @@ def public_url(exchange: Exchange) -> str:
     scheme = _first(header(b"x-forwarded-proto")) or exchange.scope["scheme"]
     host = _first(header(b"x-forwarded-host")) or header(b"host") or "127.0.0.1"
     port = _first(header(b"x-forwarded-port"))
-    if (
-        port
-        and ":" not in host.rpartition("]")[2]
-        and port != {"http": "80", "https": "443"}.get(scheme)
-    ):
+    has_port = ":" in host.rpartition("]")[2]
+    if port and not has_port and port != DEFAULT_PORTS.get(scheme):
         host = f"{host}:{port}"
     prefix = (_first(header(b"x-forwarded-prefix")) or "").strip("/")
     return f"{scheme}://{host}" + (f"/{prefix}" if prefix else "")

@@ -104,7 +104,7 @@ def as_trajectory(asked: Asked) -> Trajectory:
 
 
 def _answer(job: Job) -> Response:
-    failure = next((o for o in job.opinions if o.failure is not None), None)
+    failure = job.failure
     if failure is not None:
         return _told(422, f"reward {failure.name}: {failure.failure}")
     given = [o.value * o.weight for o in job.opinions if o.value is not None]

@@ -61,6 +61,11 @@ class Job:
     """Not when its partition went to another worker."""
 
     @property
+    def failure(self) -> Opinion | None:
+        """Of the first function that failed on it."""
+        return next((opinion for opinion in self.opinions if opinion.failure is not None), None)
+
+    @property
     def key(self) -> str:
         record = self.item.end if isinstance(self.item, Trajectory) else self.item.received.record
         return str(getattr(record, "prompt_uid", ""))
@@ -125,8 +130,7 @@ class Scorer:
         self._ask(job)
 
     def _ask(self, job: Job) -> None:
-        failed = any(opinion.failure is not None for opinion in job.opinions)
-        if not self._asks or failed:
+        if not self._asks or job.failure is not None:
             self._end(job)
         else:
             self.remote.start(self._ask_remote(job))
@@ -237,7 +241,7 @@ class Worker:
 
     def _judge(self, job: Job) -> None:
         """Stops a worker that fails on most of what it scores."""
-        failure = _failure(job)
+        failure = job.failure
         if failure is None:
             if job.opinions:
                 self._has_scored = True
@@ -252,23 +256,22 @@ class Worker:
         if isinstance(item, Stray):
             return [self._output(REWARDED, annotated(item.received.record, source(item.received)))]
         outputs = [self._output(REWARDED, record) for record in rewarded(item, job.opinions)]
-        failure = _failure(job)
-        self._count(item, job.opinions)
+        failure = job.failure
+        self._count(item, job)
         if failure is None:
             return outputs
         log.warning("trajectory %s: reward %s: %s", item.uid, failure.name, failure.failure)
         return [*outputs, self._letter(item, failure)]
 
-    def _count(self, item: Trajectory, opinions: Sequence[Opinion]) -> None:
+    def _count(self, item: Trajectory, job: Job) -> None:
         channel = item.end.channel if item.end.channel in ("train", "val") else "other"
-        for opinion in opinions:
+        for opinion in job.opinions:
             if opinion.failure is not None:
                 metrics.failures.labels(opinion.name).inc()
             elif opinion.value is not None:
                 metrics.values.labels(opinion.name, channel).observe(opinion.value)
                 metrics.scores.labels(opinion.name, channel).observe(opinion.value)
-        failed = any(opinion.failure is not None for opinion in opinions)
-        metrics.processed.labels("failed" if failed else item.end.status).inc()
+        metrics.processed.labels("failed" if job.failure else item.end.status).inc()
 
     def _letter(self, item: Trajectory, failure: Opinion) -> Output:
         """What the function could not score: its End, as it lay in the log."""
@@ -310,7 +313,3 @@ class Worker:
                 metrics.expired.inc()
                 outputs = [self._output(STEPS, end), self._output(TRAJECTORIES, closed)]
                 self._consumer.finish([], outputs, [assignment])
-
-
-def _failure(job: Job) -> Opinion | None:
-    return next((opinion for opinion in job.opinions if opinion.failure is not None), None)

@@ -17,9 +17,9 @@ import psutil
 from bench.gateway.load import Sent, closed_loop, open_loop
 from bench.gateway.prose import build_tokenizer, passages
 from bench.gateway.streams import hold_streams
-from bench.ports import free_port
 from pool import topics
 from pool.connection import Connection
+from tests.conftest import free_port
 from tests.gateway.stub_engine import running_stub
 
 CALLS = 2_000
