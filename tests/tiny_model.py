@@ -123,7 +123,7 @@ def build_tokenizer(directory: Path, template: str = PLAIN) -> Path:
     # Here and not above: whoever wants only the ids shall not wait for this import.
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_bytes(),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -162,7 +162,7 @@ def build_model(directory: Path, template: str = PLAIN) -> Path:
     )
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        model = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+        model = Qwen2ForCausalLM(config)
     model.save_pretrained(directory)
     return directory
 

@@ -8,8 +8,9 @@ import aiohttp
 import msgspec
 
 from gateway.engines import wire
-from gateway.engines.wire import Malformed, Parsed, Version
+from gateway.engines.wire import Malformed, Parsed
 from gateway.errors import ApiError, BadRequest, TooLarge
+from pool.versions import Version
 
 JSON = {"content-type": "application/json"}
 DONE = b"[DONE]"

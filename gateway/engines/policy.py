@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from gateway.engines.wire import Version
 from pool.marks import PolicyMarks
+from pool.versions import Version
 from schemas import PolicyVersion, Record
 
 

@@ -6,32 +6,15 @@ the values that the trainer compares with.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from pool.versions import Version
 from schemas import Segment
 
 UNKNOWN_LOGPROB = -9999.0
 """What vLLM writes for a token whose logprob it does not have."""
-
-
-class Version(NamedTuple):
-    """Weights of a run, as the trainer labels them: `incarnation.version`."""
-
-    incarnation: int
-    number: int
-
-    @classmethod
-    def parse(cls, label: str) -> "Version | None":
-        """None: weights that no trainer of ours has sent, such as those that vLLM starts with."""
-        incarnation, _, number = label.partition(".")
-        if not (incarnation.isdecimal() and number.isdecimal()):
-            return None
-        return cls(int(incarnation), int(number))
-
-    def __str__(self) -> str:
-        return f"{self.incarnation}.{self.number}"
 
 
 class Alternative(msgspec.Struct):
