@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic, Literal, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as Place
@@ -55,12 +55,14 @@ Outputs = Sequence[Output] | Callable[[Sequence[PartitionOffsets]], Sequence[Out
 
 
 @dataclass(slots=True)
-class _Bundle(Generic[ItemT]):
+class Finished(Generic[ItemT]):
     """Works whose outputs are committed together or not at all."""
 
     works: Sequence[Work[ItemT]]
     outputs: Outputs
     assignments: Sequence[Progress[ItemT]]
+    state: Literal["waiting", "committed", "void"] = "waiting"
+    """Void: the outputs depended on an assignment that was lost."""
 
 
 def consumer_options(connection: Connection, group: str) -> dict[str, Any]:
@@ -117,16 +119,14 @@ class StatefulConsumer(Generic[ItemT]):
         self._patience = patience
         self._probe = probe
         self._partitions: dict[int, Partition[ItemT]] = {}
-        self._finished: deque[_Bundle[ItemT]] = deque()
+        self._finished: deque[Finished[ItemT]] = deque()
         self._again: list[Work[ItemT]] = []
         self._transactions = Transactions(connection, group, transactional_id, patience, probe)
         self._consumer = Consumer(consumer_options(connection, group))
         self._membership: object = None
         self._is_shaken = False
         self._closing = False
-        self._consumer.subscribe(
-            [self._topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose
-        )
+        self._subscribed = False
 
     def __enter__(self) -> Self:
         return self
@@ -144,7 +144,9 @@ class StatefulConsumer(Generic[ItemT]):
     # Reading
 
     def poll(self, timeout: float = 0.1) -> list[Work[ItemT]]:
-        """Reads a batch; gives the items that it completed."""
+        """Reads a batch; gives the items that it completed. The first call joins the group."""
+        if not self._subscribed:
+            self._subscribe()
         if self._partitions and self._membership != self._consumer.consumer_group_metadata():
             self._renew_membership()
         if self._is_shaken:
@@ -153,6 +155,12 @@ class StatefulConsumer(Generic[ItemT]):
         again, self._again = self._again, []
         works = self._read(0 if again else timeout)
         return again + works
+
+    def _subscribe(self) -> None:
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose
+        )
+        self._subscribed = True
 
     def _read(self, timeout: float) -> list[Work[ItemT]]:
         works: list[Work[ItemT]] = []
@@ -232,17 +240,24 @@ class StatefulConsumer(Generic[ItemT]):
         works: Sequence[Work[ItemT]],
         outputs: Outputs,
         assignments: Sequence[Progress[ItemT]] = (),
-    ) -> None:
+    ) -> Finished[ItemT]:
         """The works are done, and this is what they give; from any thread. All of it is committed in
         one transaction, or nothing. Outputs that name the offsets of their own transaction, as a
         Decision does, are a function of them. Outputs that depend on more than the works, such as on
         groups that a Decision closes itself, name the assignments under which they were made."""
-        self._finished.append(_Bundle(works, outputs, assignments))
+        bundle = Finished(works, outputs, assignments)
+        self._finished.append(bundle)
+        return bundle
 
     def assignment(self, partition: int) -> Progress[ItemT] | None:
         """Under what we hold a partition now, if we do and its state is complete."""
         state = self._partitions.get(partition)
         return state.progress if state is not None and state.progress.live else None
+
+    def write(self, outputs: Sequence[Output]) -> None:
+        """Commits outputs that belong to no work, at once, in a transaction of their own. Readers
+        must take a repeated copy for one."""
+        self._transactions.write(outputs)
 
     def commit(self) -> bool:
         """Commits what is finished and how far reading has come. False: nothing was committed this
@@ -266,15 +281,17 @@ class StatefulConsumer(Generic[ItemT]):
             self._is_shaken = True
             return False
         self._settle(done, offsets)
+        for bundle in bundles:
+            bundle.state = "committed"
         return True
 
     def _is_news(self, place: Place) -> bool:
         return saved_at(place) != self._partitions[place.partition].saved
 
-    def _take(self) -> list[_Bundle[ItemT]]:
+    def _take(self) -> list[Finished[ItemT]]:
         """Bundles that can be committed now. One that depends on a lost assignment is void; what else
         was in it is handed out again."""
-        ready: list[_Bundle[ItemT]] = []
+        ready: list[Finished[ItemT]] = []
         count = 0
         while self._finished and count < MAX_OUTPUTS:
             bundle = self._finished.popleft()
@@ -283,6 +300,7 @@ class StatefulConsumer(Generic[ItemT]):
                 ready.append(bundle)
                 count += 1 if callable(bundle.outputs) else len(bundle.outputs)
             else:
+                bundle.state = "void"
                 self._again += [work for work in bundle.works if self._is_ours(work.assignment)]
         return ready
 
@@ -290,7 +308,7 @@ class StatefulConsumer(Generic[ItemT]):
         partition = self._partitions.get(assignment.partition)
         return partition is not None and partition.progress is assignment
 
-    def _outputs(self, bundles: Iterable[_Bundle[ItemT]], places: Iterable[Place]) -> list[Output]:
+    def _outputs(self, bundles: Iterable[Finished[ItemT]], places: Iterable[Place]) -> list[Output]:
         offsets = [offsets_of(place) for place in places]
         outputs: list[Output] = []
         for bundle in bundles:
@@ -318,26 +336,40 @@ class StatefulConsumer(Generic[ItemT]):
             for number, partition in self._partitions.items()
         ]
 
-    def lags(self) -> dict[int, int]:
-        """How many records of our partitions the group has not processed. Asks the broker, since a
-        client does not hear of new records while a partition is paused; empty if it is away."""
-        found: dict[int, int] = {}
+    def bounds(self) -> dict[int, tuple[int, int]]:
+        """What the log holds of our partitions: the first offset and the one after the last. Asks the
+        broker, since a client does not hear of new records while a partition is paused; empty if it
+        is away."""
+        found: dict[int, tuple[int, int]] = {}
         for number, partition in self._partitions.items():
             try:
                 low, end = self._consumer.get_watermark_offsets(partition.here(), timeout=LISTENING)
             except KafkaException as failure:
                 log.warning("%s[%d]: %s", self._topic, number, failure.args[0].str())
                 return {}
-            found[number] = end - max(low, partition.saved[0])
+            found[number] = low, end
         return found
 
-    def skip(self, partition: int, offset: int) -> Range | None:
+    def lags(self) -> dict[int, int]:
+        """How many records of our partitions the group has not processed."""
+        return {
+            number: end - max(low, self._partitions[number].saved[0])
+            for number, (low, end) in self.bounds().items()
+        }
+
+    def position(self, partition: int) -> int | None:
+        """The next offset to read of a partition that is ours and whose state is complete."""
+        state = self._partitions.get(partition)
+        return state.position if state is not None and state.progress.live else None
+
+    def skip(self, partition: int, offset: int, done: Sequence[Work[ItemT]] = ()) -> Range | None:
         """Goes on at `offset` without reading what lies before it; gives the range left out. Only a
-        partition in which nothing is open can skip: what is open has a verdict to come."""
+        partition in which nothing is open can skip: what is open has a verdict to come. `done` are
+        works that the next commit finishes."""
         state = self._partitions.get(partition)
         if state is None or state.position >= offset:
             return None
-        if not (state.progress.live and state.is_idle()):
+        if not (state.progress.live and state.is_idle(done)):
             return None
         skipped = Range(partition=partition, first=state.position, end=offset)
         state.position = offset

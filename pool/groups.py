@@ -278,6 +278,27 @@ class GroupAssembler:
         self._drop(group)
         self._remember(group.prompt_uid, _Closed(group.closed_at, position))
 
+    def give_up(
+        self, before: int, verdict: Verdict, reason: str
+    ) -> tuple[list[Group], list[Member]]:
+        """Closes the open groups that began before the offset, for a decision, and forgets the
+        trajectories that began there and have not ended, which it gives with the verdict."""
+        groups = [group for group in self.open_groups() if group.first_offset < before]
+        for group in groups:
+            self.close(group)
+        unended = [
+            Member(
+                trajectory_uid=uid,
+                verdict=verdict,
+                reason=reason,
+                offsets=[received.offset for received in records],
+            )
+            for uid, records in self._trajectories.open_trajectories()
+            if records[0].offset < before
+        ]
+        self._trajectories.forget_before(before)
+        return groups, unended
+
     def _drop(self, group: Group) -> None:
         waiting = self._undecided[group.prompt_uid]
         waiting.remove(group)
@@ -288,7 +309,7 @@ class GroupAssembler:
         for member in members:
             self._done.setdefault(member.trajectory_uid, []).append(member.offsets)
 
-    def open_groups(self) -> Sequence[Group]:
+    def open_groups(self) -> list[Group]:
         return list(self._open.values())
 
     def _needed(self) -> Iterable[Group]:

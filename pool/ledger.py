@@ -56,8 +56,7 @@ class Ledger:
         self.verdicts.update(trajectory_verdicts(decision))
 
     def _train_once(self, group: DecidedGroup, sequence: int) -> None:
-        group_id = GroupId(group.partition, group.prompt_uid, group.first_offset)
-        earlier = self._trained.setdefault(group_id, sequence)
+        earlier = self._trained.setdefault(group_id(group), sequence)
         if earlier != sequence:
             raise TrainedTwice(
                 f"group {group.prompt_uid} at offset {group.first_offset} of partition "
@@ -71,6 +70,25 @@ class Ledger:
         """The batches that a checkpoint of `version` has not seen, in order."""
         batches = (d for d in self._decisions.values() if d.version is not None)
         return [d for d in batches if d.version is not None and d.version > version]
+
+    def outcome(self, sequence: int) -> Outcome | None:
+        return self._outcomes.get(sequence)
+
+    def lost(self) -> set[GroupId]:
+        """Groups that were to be trained and whose records are gone: a later Decision says so."""
+        return {
+            group_id(group)
+            for decision in self._decisions.values()
+            for group in decision.groups
+            if group.verdict == "lost"
+        }
+
+    def forget_before(self, sequence: int) -> None:
+        """Drops Decisions that nobody will ask for, so that a long run needs no more memory than a
+        short one."""
+        self._decisions = {n: d for n, d in self._decisions.items() if n >= sequence}
+        self._outcomes = {n: o for n, o in self._outcomes.items() if n >= sequence}
+        self._trained = {group: n for group, n in self._trained.items() if n >= sequence}
 
     def decided(self, partition: int) -> Iterator[tuple[DecidedGroup, int]]:
         """Groups of a partition that are closed for good, each with the offset committed with it. A
@@ -99,6 +117,10 @@ class Ledger:
             if any(offsets.committed >= oldest[offsets.partition] for offsets in decision.offsets):
                 return sequence
         return None
+
+
+def group_id(group: DecidedGroup) -> GroupId:
+    return GroupId(group.partition, group.prompt_uid, group.first_offset)
 
 
 def trajectory_verdicts(decision: Decision) -> Iterator[str]:

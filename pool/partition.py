@@ -74,9 +74,10 @@ class Partition(Generic[ItemT]):
             return False
         return len(self.progress.bookmark(self.position).text()) > FULL_TEXT
 
-    def is_idle(self) -> bool:
-        """Nothing is open, and no work waits."""
-        return not self.progress.open and self.progress.assembler.oldest_open() is None
+    def is_idle(self, done: Iterable[Work[ItemT]] = ()) -> bool:
+        """Nothing is open, and no work waits but what is done."""
+        waiting = self.progress.open.keys() - {work.offset for work in done}
+        return not waiting and self.progress.assembler.oldest_open() is None
 
     def here(self) -> Place:
         return Place(self.topic, self.progress.partition)

@@ -5,7 +5,7 @@ the same order whenever it is asked for: after a crash, in another process, year
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pool.connection import Connection
 from pool.errors import OffsetLost
@@ -20,9 +20,29 @@ from schemas import Codec, DecidedGroup, Decision, Member
 async def batch(connection: Connection, codec: Codec, decision: Decision) -> list[Group]:
     """The trained groups with their trained members, in the order of the Decision."""
     groups = [group for group in decision.groups if group.verdict == "train"]
+    return await read_groups(connection, codec, groups)
+
+
+async def read_groups(
+    connection: Connection, codec: Codec, groups: Sequence[DecidedGroup]
+) -> list[Group]:
+    """Some of a Decision's groups, with their trained members."""
+    if not groups:
+        return []
     async with open_topic(connection, REWARDED) as reader:
         records = await _read(reader, codec, groups)
     return [_group(group, records) for group in groups]
+
+
+async def gone(connection: Connection, groups: Sequence[DecidedGroup]) -> list[DecidedGroup]:
+    """Those of which the log has deleted records."""
+    async with open_topic(connection, REWARDED) as reader:
+        bounds = await reader.bounds(reader.partitions)
+    return [group for group in groups if _first_offset(group) < bounds[group.partition].low]
+
+
+def _first_offset(group: DecidedGroup) -> int:
+    return min(offset for member in trained(group) for offset in member.offsets)
 
 
 def trained(group: DecidedGroup) -> list[Member]:

@@ -79,6 +79,23 @@ class Transactions:
             if not self._is_committed(ours):
                 raise Aborted(f"the broker did not finish the transaction: {doubt}") from doubt
 
+    def write(self, outputs: Sequence[Output]) -> None:
+        """Outputs without offsets. When it is not known whether they were written, they are written
+        again: readers must take a repeated copy for one."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                self._attempt(None, outputs, ())
+                return
+            except (Aborted, _InDoubt) as failure:
+                log.warning("transaction of %s is repeated: %s", self._id, failure)
+                if time.monotonic() > deadline:
+                    raise BrokerUnavailable(
+                        f"{self._connection.bootstrap} committed nothing for {self._patience:g} s: "
+                        f"{failure}"
+                    ) from failure
+                self._producer = self._begin_anew()
+
     def abandon(self) -> None:
         """Ends what is open, so that it does not block readers until it times out."""
         with suppress(KafkaException):
@@ -92,9 +109,9 @@ class Transactions:
             for output in outputs:
                 self._produce(output)
             self._probe("produced")
-            self._call(
-                self._producer.send_offsets_to_transaction, list(offsets), membership, CALL_TIMEOUT
-            )
+            if offsets:
+                send = self._producer.send_offsets_to_transaction
+                self._call(send, list(offsets), membership, CALL_TIMEOUT)
             self._probe("offsets sent")
             self._call(self._producer.commit_transaction, CALL_TIMEOUT)
         except Aborted:

@@ -59,7 +59,7 @@ def test_the_light_parts_do_not_import_torch() -> None:
 
 
 def test_the_logic_of_the_pool_does_not_know_kafka() -> None:
-    pure = "bookmark dead_letters errors groups ledger marks progress prompts ready trajectories"
+    pure = "bookmark dead_letters errors groups ledger marks progress prompts trajectories"
     for name in pure.split():
         clients = imported(ROOT / "pool" / f"{name}.py") & {"confluent_kafka", "aiokafka"}
         assert not clients, f"pool/{name}.py imports {clients}"

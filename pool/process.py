@@ -1,0 +1,64 @@
+"""What every process of ours has in common: how it logs, listens, stops and says what it was given.
+
+A process says its settings in its first line, with secrets masked. It stops on SIGTERM and SIGINT,
+after what is under way is finished. What it cannot do is one sentence for a person.
+"""
+
+import logging
+import re
+import signal
+import socket
+import threading
+from types import FrameType
+
+from pydantic import BaseModel
+
+from pool.errors import Fatal
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Addresses that nobody else can reach."""
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOGIN = re.compile(r"(?<=//)[^/@\s]+(?=@)")
+"""The user and password of a URL."""
+
+
+def start_logging(service: str, settings: BaseModel) -> None:
+    logging.basicConfig(level=logging.INFO, format=FORMAT)
+    log.info("%s: %s", service, masked(settings))
+
+
+def masked(settings: BaseModel) -> str:
+    """The settings in one line. A SecretStr shows stars only."""
+    given = settings.model_dump(mode="json", exclude_none=True)
+    return " ".join(f"{name}={LOGIN.sub('***', str(value))}" for name, value in given.items())
+
+
+def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A bound socket: port 0 takes any free one. `reuse_port` lets several processes share it."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if reuse_port:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise Fatal(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        ) from error
+    return listener
+
+
+def stopped_by_signals() -> threading.Event:
+    """Set when the process is asked to stop. What is under way is finished first, by whoever looks."""
+    stop = threading.Event()
+
+    def ask(number: int, _: FrameType | None) -> None:
+        log.info("stopping on %s", signal.Signals(number).name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ask)
+    return stop
