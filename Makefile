@@ -17,14 +17,14 @@ $(READY): pyproject.toml constraints.txt
 
 # vLLM on the CPU: its wheel asks for a torch build that only its own index has; the usual one works.
 setup-cpu: setup
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[cpu]' -c constraints.txt --override cpu-overrides.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[cpu,lora,trackers,peers]' -c constraints.txt --override cpu-overrides.txt
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: setup
+test: setup-cpu
 	$(BIN)/pytest -m 'not slow'
 
 # The real vLLM is among them.

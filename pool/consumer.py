@@ -94,7 +94,8 @@ class StatefulConsumer(Generic[ItemT]):
 
     `assembler` makes the empty state of a partition. `transactional_id` must be this process's own
     and the same after a restart: a new id would leave the old transaction open until it times out.
-    `patience` is how long a broker may be away. `probe` is told of each stage; tests kill there.
+    `patience` is how long a broker may be away. `accept_loss` goes on where retention has deleted what
+    open state needs, which is an error otherwise. `probe` is told of each stage; tests kill there.
     """
 
     def __init__(
@@ -108,8 +109,12 @@ class StatefulConsumer(Generic[ItemT]):
         codec: Codec,
         max_waiting: int = 2_000,
         patience: float = 120.0,
+        accept_loss: bool = False,
         probe: Callable[[str], None] = lambda stage: None,
     ) -> None:
+        self.lost: list[Range] = []
+        """What `accept_loss` has given up since somebody last took note of it."""
+        self._accept_loss = accept_loss
         self._connection = connection
         self._topic = connection.topic_name(topic)
         self._group = group
@@ -391,7 +396,16 @@ class StatefulConsumer(Generic[ItemT]):
     def _load(self, place: Place) -> int:
         """Begins the partition from what the group has; gives the offset to read from."""
         low, _ = self._consumer.get_watermark_offsets(place, timeout=self._patience)
-        partition = Partition.load(place, low, self._assembler(place.partition))
+        assembler = self._assembler(place.partition)
+        partition = Partition.load(place, low, assembler, self._accept_loss)
+        if partition.progress.start.rebuild > offsets_of(place).rebuild >= 0:
+            gone = Range(
+                partition=place.partition,
+                first=offsets_of(place).rebuild,
+                end=partition.progress.committed,
+            )
+            log.warning("%s[%d]: open state is lost", self._topic, place.partition)
+            self.lost.append(gone)
         self._partitions[place.partition] = partition
         return partition.position
 

@@ -34,11 +34,17 @@ class Partition(Generic[ItemT]):
     paused: bool = False
 
     @classmethod
-    def load(cls, place: Place, low: int, assembler: Assembler[ItemT]) -> "Partition[ItemT]":
-        """The partition as the group has it; `low` is the first offset that the log still holds."""
+    def load(
+        cls, place: Place, low: int, assembler: Assembler[ItemT], accept_loss: bool = False
+    ) -> "Partition[ItemT]":
+        """The partition as the group has it; `low` is the first offset that the log still holds. With
+        `accept_loss`, state whose records are gone is given up."""
         committed = place.offset if place.offset >= 0 else low
         bookmark = Bookmark.parse(place.metadata if place.offset >= 0 else None, committed)
-        if bookmark.rebuild < low:
+        if bookmark.rebuild < low and accept_loss:
+            committed = max(committed, low)
+            bookmark = Bookmark(committed, ())
+        elif bookmark.rebuild < low:
             raise OffsetLost(
                 f"{place.topic}[{place.partition}] begins at offset {low}, and open state needs the "
                 f"records from {bookmark.rebuild} on: retention has deleted them"

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from types import FrameType
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -30,9 +31,20 @@ def start_logging(service: str, settings: BaseModel) -> None:
 
 
 def masked(settings: BaseModel) -> str:
-    """The settings in one line. A SecretStr shows stars only."""
+    """The settings in one line."""
+    return " ".join(f"{name}={value}" for name, value in shown(settings).items())
+
+
+def shown(settings: BaseModel) -> dict[str, Any]:
+    """What was set, for others to see: a SecretStr is stars only, and a URL has no login."""
     given = settings.model_dump(mode="json", exclude_none=True)
-    return " ".join(f"{name}={LOGIN.sub('***', str(value))}" for name, value in given.items())
+    return {name: _without_login(value) for name, value in given.items()}
+
+
+def _without_login(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_login(one) for one in value]
+    return LOGIN.sub("***", value) if isinstance(value, str) else value
 
 
 def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:

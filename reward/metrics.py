@@ -1,4 +1,5 @@
-"""Every metric of the reward worker, by its name in Prometheus."""
+"""Every metric of the reward worker, by its name in Prometheus; `pool.metrics` has those of every
+consumer."""
 
 from prometheus_client import Counter, Gauge, Histogram, Summary
 
@@ -18,12 +19,5 @@ seconds = Histogram(
 )
 failures = Counter("reward_failures", "Trajectories that a function failed on", ["reward"])
 retries = Counter("reward_retries", "Calls of a function that were tried again", ["reward"])
-dead_letters = Counter("dead_letters", "Records put aside", ["stage", "reason"])
 in_hand = Gauge("reward_in_hand", "Trajectories that are being scored")
 expired = Counter("reward_expired_trajectories", "Trajectories ended because time was up")
-lag = Gauge(
-    "kafka_consumergroup_lag",
-    "Records that the group has not processed",
-    ["consumergroup", "topic", "partition"],
-)
-last_progress = Gauge("consumer_last_progress_timestamp_seconds", "When the worker last committed")

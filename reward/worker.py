@@ -20,6 +20,7 @@ from pool.connection import Connection
 from pool.consumer import StatefulConsumer
 from pool.dead_letters import Letter, PoisonLimiter
 from pool.errors import Fatal
+from pool.metrics import dead_letters, last_progress, show_lag
 from pool.producer import Output
 from pool.progress import Progress, Work
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS, TRAJECTORIES
@@ -200,7 +201,7 @@ class Worker:
         self._end_overdue()
         if self._consumer.commit():
             self.last_progress = time.monotonic()
-            metrics.last_progress.set_to_current_time()
+            last_progress.set_to_current_time()
         metrics.in_hand.set(self._in_hand)
         self._show_lag()
 
@@ -208,9 +209,7 @@ class Worker:
         if (now := time.monotonic()) < self._next_lag:
             return
         self._next_lag = now + LOOK_AT_LAG
-        metrics.lag.clear()  # partitions move
-        for partition, behind in self._consumer.lags().items():
-            metrics.lag.labels(self._group, self._names[STEPS], partition).set(behind)
+        show_lag(self._group, self._names[STEPS], self._consumer.lags())
 
     def _take(self, work: Work[Item]) -> None:
         job = Job(work.item, self._scored.put, work, is_wanted=lambda: self._is_ours(work))
@@ -281,7 +280,7 @@ class Worker:
         letter = Letter(
             self._names[STEPS], place.partition, place.offset, key, value, (), item.end.created_at
         )
-        metrics.dead_letters.labels(STAGE, failure.name).inc()
+        dead_letters.labels(STAGE, failure.name).inc()
         return Output(
             self._names[DEAD_LETTERS], key, value, letter.headers_with(self._group, reason)
         )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from steplog.key import KeySettings
     from steplog.local_kafka import Broker, LocalKafkaSettings
     from steplog.topics import TopicsSettings
+    from trainer.settings import TrainSettings
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -105,6 +106,19 @@ def reward(settings: "RewardSettings") -> int:
     return 0
 
 
+def train(settings: "TrainSettings") -> int:
+    from pool.errors import Fatal
+
+    try:
+        from trainer import service
+    except ModuleNotFoundError as error:
+        raise Fatal(
+            f"training needs the package {error.name}: install steplog[gpu], or steplog[cpu]"
+        ) from error
+    service.serve(settings)
+    return 0
+
+
 def key(settings: "KeySettings") -> int:
     from steplog import key as key_
 
@@ -139,6 +153,7 @@ COMMANDS = [
     Command(("topics", "check"), "refuse a cluster that does not fit", "topics", topics_check),
     Command(("gateway",), "serve agents, and record their calls", "gateway", gateway),
     Command(("reward",), "score trajectories into the second topic", "reward", reward),
+    Command(("train",), "train on what was scored, and update the engines", "train", train),
     Command(("key",), "make an API key for the gateway", "key", key),
     Command(("cat",), "show the records of a topic as JSON lines", "cat", cat),
 ]

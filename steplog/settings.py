@@ -35,6 +35,7 @@ SERVICES = {
     "gateway": "gateway.settings:GatewaySettings",
     "key": "steplog.key:KeySettings",
     "reward": "reward.settings:RewardSettings",
+    "train": "trainer.settings:TrainSettings",
 }
 """Where each service's settings class is; it is imported when the service is used."""
 

@@ -6,11 +6,11 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from pool.connection import Connection
 from pool.errors import Fatal
-from pool.process import listen, masked, stopped_by_signals
+from pool.process import listen, masked, shown, stopped_by_signals
 
 
 @pytest.fixture
@@ -34,6 +34,14 @@ def test_settings_are_shown_without_secrets() -> None:
     assert "\n" not in shown and "geheim" not in shown
     assert "bootstrap=127.0.0.1:9092 " in shown and "sasl_password=****" in shown
     assert "registry_url=https://***@registry:8081/x" in shown
+
+
+def test_urls_in_a_list_are_shown_without_their_login() -> None:
+    class Judges(BaseModel):
+        urls: tuple[str, ...] = ("http://me:geheim@judge/v1", "http://plain/v1")
+        count: int = 2
+
+    assert shown(Judges()) == {"urls": ["http://***@judge/v1", "http://plain/v1"], "count": 2}
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

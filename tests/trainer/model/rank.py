@@ -1,0 +1,70 @@
+"""One of the processes of test_sharding: trains its half of each batch, and leaves what came out."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.trainer.model import small
+from trainer.algorithm.settings import LossSettings
+from trainer.data.batch import Batch
+from trainer.learner import Learner
+from trainer.model.settings import LearnerSettings
+from trainer.model.sharding import Ranks, join
+
+STEPS = 3
+LOSS = LossSettings(aggregation="prompt_mean")
+
+
+def learner_of(kind: str) -> Learner:
+    settings = LearnerSettings(learning_rate=1e-3, tokens_per_pack=64)
+    causal = small.mamba() if kind == "Mamba" else small.model(kind)
+    return Learner(causal, settings, LOSS, device=torch.device("cpu"))
+
+
+def share(batch: Batch, rank: int, world: int) -> Batch:
+    """Rank 0 gets most of it, so that the others need filling."""
+    bound = len(batch.samples) - 1 if world > 1 else len(batch.samples)
+    chosen = slice(0, bound) if rank == 0 else slice(bound, None)
+    return replace(batch, samples=batch.samples[chosen], advantages=batch.advantages[chosen])
+
+
+def train(kind: str, ranks: Ranks) -> tuple[Learner, list[dict[str, float]]]:
+    learner = learner_of(kind)
+    batches = [small.batch(seed=seed) for seed in range(STEPS)]
+    return learner, [learner.step(share(batch, ranks.rank, ranks.world)) for batch in batches]
+
+
+def _after(learner: Learner, batch: Batch) -> dict[str, Any]:
+    learner.step(batch)
+    return learner.state()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, kinds = Path(sys.argv[1]), sys.argv[2:]
+    ranks = join()
+    for kind in kinds:
+        learner, metrics = train(kind, ranks)
+        state = learner.state()
+        sent = dict(learner.weights(torch.float32))
+        if ranks.rank == 0:
+            torch.save({"state": state, "sent": sent}, folder / f"{kind}.pt")
+            (folder / f"{kind}.json").write_text(json.dumps(metrics))
+        learner.export(folder, folder / f"{kind}-model", torch.float32)
+        torch.distributed.barrier()
+        again = learner_of(kind)
+        again.load_state(torch.load(folder / f"{kind}.pt")["state"])
+        states = [
+            _after(made, share(small.batch(seed=9), ranks.rank, 2)) for made in (learner, again)
+        ]
+        if ranks.rank == 0:
+            torch.save(states, folder / f"{kind}-after.pt")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

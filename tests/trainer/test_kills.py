@@ -1,0 +1,82 @@
+"""A trainer that is killed wherever it can be, against one that is not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from pool import topics
+from pool.connection import Connection
+from pool.ledger import Ledger, group_id
+from pool.topics import LEDGER, POLICY
+from schemas import Decision, PolicyVersion
+from tests.pool.log import records
+from tests.trainer.agents import RUN, submit_groups
+from tests.trainer.lives import Life, settings_of
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+GAPS = [
+    ("decided", 2),
+    ("before training", 1),
+    ("trained", 2),
+    ("opened", 2),
+    ("synced", 2),
+    ("live", 3),
+    ("checkpoint written", 1),
+    ("checkpoint renamed", 1),
+    ("produced", 4),
+    ("offsets sent", 5),
+]
+"""Every place between two things that must hold together; the last two are inside transactions."""
+VERSIONS = 24
+
+
+@pytest.fixture
+def log(connection: Connection) -> Connection:
+    topics.create(connection, partitions=3)
+    return connection
+
+
+def decisions(connection: Connection) -> list[Decision]:
+    return [r for r in records(connection, LEDGER) if isinstance(r, Decision)]
+
+
+def weights(folder: Path, version: int) -> dict[str, Any]:
+    place = folder / "checkpoints" / RUN / f"{version:08}" / "state.safetensors"
+    tensors: dict[str, Any] = load_file(place)
+    return tensors
+
+
+def test_kills_at_every_gap_lose_nothing_and_train_nothing_twice(
+    log: Connection, tiny_model: Path, tmp_path: Path
+) -> None:
+    submit_groups(log, [f"p{n}" for n in range(2 * VERSIONS)])
+    # Old data are the only ones here, and age is not what this is about.
+    fields = {"versions": VERSIONS, "checkpoint_every": 5, "max_age": 1000}
+    killed = settings_of(log, tiny_model, tmp_path / "killed", **fields)
+    for gap in GAPS:
+        assert Life(killed, gap).wait() == -9, f"it did not come to {gap}"
+    assert Life(killed).wait() == 0
+
+    made = decisions(log)
+    trained = [group_id(g) for d in made for g in d.groups if g.verdict == "train"]
+    assert len(trained) == len(set(trained)) == 2 * VERSIONS
+    assert [d.version for d in made if d.version is not None] == list(range(1, VERSIONS + 1))
+    Ledger(RUN, records(log, LEDGER))  # raises if a group was trained twice
+    lives = [
+        r for r in records(log, POLICY) if isinstance(r, PolicyVersion) and r.phase == "started"
+    ]
+    assert [life.incarnation for life in lives] == list(range(1, len(GAPS) + 2))
+
+    # Without checkpoints, another trainer trains the whole ledger again, undisturbed.
+    undisturbed = settings_of(log, tiny_model, tmp_path / "undisturbed", **fields)
+    assert Life(undisturbed).wait() == 0
+    ours, theirs = (
+        weights(tmp_path / "killed", VERSIONS),
+        weights(tmp_path / "undisturbed", VERSIONS),
+    )
+    assert ours.keys() == theirs.keys()
+    different = [name for name in ours if not ours[name].equal(theirs[name])]
+    assert not different

@@ -1,0 +1,279 @@
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.model import small
+from tests.trainer.model.test_packed import padded_logprobs
+from trainer.algorithm.objective import Tokens, objective
+from trainer.algorithm.settings import LossSettings
+from trainer.data.batch import Batch
+from trainer.data.rows import Row, Sample
+from trainer.learner import Learner
+from trainer.model.settings import LearnerSettings
+
+CPU = torch.device("cpu")
+
+
+def learner(
+    causal: Any = None, loss: LossSettings | None = None, reference: Any = None, **settings: Any
+) -> Learner:
+    given = LearnerSettings(**{"learning_rate": 1e-3, "tokens_per_pack": 64} | settings)
+    made = small.model() if causal is None else causal
+    return Learner(made, given, loss or LossSettings(), reference=reference, device=CPU)
+
+
+def gradient_of(made: Learner, batch: Batch) -> torch.Tensor:
+    """What the batch does before the optimiser; the loss is in it as its last number."""
+    (parts,) = made.minibatches(batch)
+    total = torch.zeros(1)
+    for part in parts:
+        loss, _ = objective(made.loss, made._tokens(part, len(batch.samples)))
+        loss.backward()
+        total += loss.detach()
+    gradients = [weight.grad.flatten() for weight in made.held.parameters.values()]
+    return torch.cat([*gradients, total])
+
+
+def weights_of(made: Learner) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in made.held.parameters.values()])
+
+
+def close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool((one - other).norm() <= 1e-5 * other.norm())
+
+
+def halves(row: Row) -> tuple[Row, Row]:
+    """A row as the two Steps of which it was merged."""
+    middle = len(row) // 2 + 2
+    early = np.arange(len(row)) < middle
+    first = Row(*(getattr(row, name)[:middle] for name in row.__dataclass_fields__))
+    return first, replace(row, trainable=row.trainable & ~early)
+
+
+def split(batch: Batch) -> Batch:
+    return replace(
+        batch,
+        samples=[
+            replace(sample, rows=tuple(half for row in sample.rows for half in halves(row)))
+            for sample in batch.samples
+        ],
+    )
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "rollout_mean", "prompt_mean"])
+@pytest.mark.parametrize("kind", ["Qwen2", "Llama"])
+def test_merged_and_split_rows_have_the_same_gradient(kind: str, aggregation: Any) -> None:
+    loss = LossSettings(aggregation=aggregation)
+    batch = small.batch(temperature=0.7)
+    whole = gradient_of(learner(small.model(kind), loss), batch)
+    assert close(gradient_of(learner(small.model(kind), loss), split(batch)), whole)
+
+
+@pytest.mark.parametrize("budget", [1, 50, 100_000])
+def test_the_gradient_does_not_depend_on_the_packs(budget: int) -> None:
+    batch = small.batch()
+    expected = gradient_of(learner(), batch)
+    assert close(gradient_of(learner(tokens_per_pack=budget), batch), expected)
+
+
+def test_packed_and_padded_rows_have_the_same_gradient() -> None:
+    batch, plain, loss = small.batch(temperature=0.7), small.model(), LossSettings()
+    rows = [(sample, row) for sample, each in enumerate(batch.samples) for row in each.rows]
+    counts = torch.tensor([int(row.trainable.sum()) for _, row in rows])
+    samples = torch.tensor([sample for sample, _ in rows]).repeat_interleave(counts)
+    current = padded_logprobs(plain, [row for _, row in rows])
+    tokens = Tokens(
+        current=current,
+        behaviour=torch.cat([torch.from_numpy(row.behaviour[row.trainable]) for _, row in rows]),
+        advantages=torch.tensor(batch.advantages)[samples],
+        weights=torch.full((len(current),), 1 / len(current)),
+        samples=samples,
+        ages=torch.zeros(len(current), dtype=torch.int64),
+        entropy=torch.zeros(len(current)),
+    )
+    value, _ = objective(loss, tokens)
+    value.backward()
+    expected = [weight.grad.flatten() for weight in plain.parameters()]
+    found = gradient_of(learner(), batch)
+    assert close(found, torch.cat([*expected, value.detach()[None]]))
+
+
+def test_recomputed_layers_change_nothing() -> None:
+    batch = small.batch()
+    expected = gradient_of(learner(), batch)
+    assert close(gradient_of(learner(gradient_checkpointing=True), batch), expected)
+
+
+def test_a_model_that_is_run_row_by_row_trains_too() -> None:
+    made = learner(small.mamba())
+    metrics = made.step(small.batch())
+    assert metrics["packs"] == metrics["rows"]
+    assert metrics["grad_norm"] > 0
+
+
+def test_a_whole_trajectory_lies_in_one_pack_where_the_loss_looks_at_it() -> None:
+    loss = LossSettings(loss="gspo", aggregation="rollout_mean")
+    (parts,) = learner(loss=loss, tokens_per_pack=1).minibatches(small.batch())
+    assert len(parts) == 8
+    assert all(len(part.samples.unique()) == 1 for part in parts)
+
+
+def test_two_runs_from_the_same_state_give_the_same_bits() -> None:
+    runs = [learner(), learner()]
+    for made in runs:
+        for seed in range(3):
+            made.step(small.batch(seed=seed))
+    assert torch.equal(weights_of(runs[0]), weights_of(runs[1]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_restored_learner_goes_on_bit_for_bit(dtype: str) -> None:
+    one = learner(dtype=dtype, warmup=4)
+    one.step(small.batch(seed=1))
+    state = one.state()
+    other = learner(dtype=dtype, warmup=4)
+    other.load_state(state)
+    assert torch.equal(weights_of(other), weights_of(one))
+    told = [made.step(small.batch(seed=2)) for made in (one, other)]
+    assert torch.equal(weights_of(other), weights_of(one))
+    for metrics in told:
+        del metrics["tokens_per_second"]
+    assert told[0] == told[1]
+
+
+def test_a_state_does_not_change_with_the_learner() -> None:
+    made = learner()
+    made.step(small.batch())
+    state = {name: tensor.clone() for name, tensor in made.state().items()}
+    kept = made.state()
+    made.step(small.batch())
+    assert all(torch.equal(kept[name], tensor) for name, tensor in state.items())
+    assert set(state) >= {"steps", "random.cpu"}
+
+
+def test_small_steps_are_not_lost_in_bf16() -> None:
+    made = learner(dtype="bfloat16", learning_rate=1e-6)
+    before = weights_of(made).clone()
+    for _ in range(3):
+        made.step(small.batch())
+    moved = (weights_of(made) - before).abs()
+    assert 1e-6 < float(moved.max()) < 1e-5
+
+
+def test_every_sample_is_trained_once_in_several_optimiser_steps() -> None:
+    loss = LossSettings(loss="decoupled", ratio="decoupled", optimiser_steps=3)
+    made, batch = learner(loss=loss), small.batch()
+    parts = made.minibatches(batch)
+    seen = [sorted({int(s) for part in one for s in part.samples}) for one in parts]
+    assert sorted(sample for one in seen for sample in one) == list(range(8))
+    metrics = made.step(batch)
+    assert made.steps == 3
+    assert metrics["trajectories"] == 8
+
+
+def test_the_proximal_policy_is_the_one_before_the_first_step() -> None:
+    loss = LossSettings(loss="decoupled", ratio="decoupled", optimiser_steps=2)
+    made, batch = learner(loss=loss, learning_rate=1e-2), small.batch()
+    asked: list[Tokens] = []
+    tokens = made._tokens
+
+    def kept(part: Any, trajectories: int) -> Tokens:
+        asked.append(tokens(part, trajectories))
+        return asked[-1]
+
+    made._tokens = kept  # type: ignore[method-assign]
+    made.step(batch)
+    first, last = asked[0], asked[-1]
+    assert first.proximal is not None and last.proximal is not None
+    assert torch.equal(first.proximal, first.current.detach())
+    assert not torch.allclose(last.proximal, last.current.detach())
+
+
+def test_the_reference_stays_where_it_was() -> None:
+    loss = LossSettings(kl_beta=0.1)
+    made = learner(loss=loss, reference=small.model(), learning_rate=1e-2)
+    assert made.step(small.batch())["kl"] == 0
+    assert made.step(small.batch())["kl"] > 0
+
+
+def test_ages_are_counted_from_the_version_that_is_trained() -> None:
+    metrics = learner().step(replace(small.batch(), version=6))
+    assert metrics["age_mean"] == 2
+
+
+def test_at_the_right_temperature_the_log_probs_are_those_of_sampling() -> None:
+    batch = small.batch(temperature=0.7)
+    made = learner(tokens_per_pack=10**6)
+    (parts,) = made.minibatches(batch)
+    with torch.no_grad():
+        told = made.model(parts[0].pack)[0].numpy()
+    # As if an engine had sampled with these weights.
+    places = iter(
+        np.split(told, np.cumsum([int(r.trainable.sum()) for s in batch.samples for r in s.rows]))
+    )
+    samples = [
+        replace(sample, rows=tuple(_recorded(row, next(places)) for row in sample.rows))
+        for sample in batch.samples
+    ]
+    recorded = replace(batch, samples=samples)
+    assert learner().step(recorded)["logprob_difference_age_0"] < 1e-5
+    plain = [
+        replace(
+            s, rows=tuple(replace(r, temperatures=np.ones_like(r.temperatures)) for r in s.rows)
+        )
+        for s in samples
+    ]
+    assert learner().step(replace(recorded, samples=plain))["logprob_difference_age_0"] > 0.05
+
+
+def _recorded(row: Row, logprobs: Any) -> Row:
+    behaviour = row.behaviour.copy()
+    behaviour[row.trainable] = logprobs
+    return replace(row, behaviour=behaviour)
+
+
+def test_a_batch_without_a_trainable_token_changes_nothing() -> None:
+    row = small.row(9, 1)
+    masked = replace(row, trainable=np.zeros_like(row.trainable))
+    batch = replace(
+        small.batch(1), samples=[Sample("t", 0, 0.0, True, (masked,))], advantages=[1.0]
+    )
+    made = learner()
+    before = weights_of(made).clone()
+    assert made.step(batch)["tokens"] == 0
+    assert torch.equal(weights_of(made), before)
+
+
+def test_gradients_are_clipped() -> None:
+    made = learner(grad_clip=1e-3)
+    (parts,) = made.minibatches(small.batch())
+    for part in parts:
+        objective(made.loss, made._tokens(part, 8))[0].backward()
+    assert float(made._clip()) > 1e-3
+    norms = [weight.grad.norm() for weight in made.held.parameters.values()]
+    assert float(torch.stack(norms).norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_learning_rate_warms_up_and_falls() -> None:
+    rates = [LearnerSettings(learning_rate=1.0, warmup=2).rate_at(step) for step in range(4)]
+    assert rates == [0.5, 1.0, 1.0, 1.0]
+    linear = LearnerSettings(learning_rate=1.0, schedule="linear", total_steps=4)
+    assert [linear.rate_at(step) for step in range(6)] == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    cosine = LearnerSettings(learning_rate=1.0, schedule="cosine", total_steps=4)
+    assert cosine.rate_at(2) == pytest.approx(0.5)
+
+
+def test_a_schedule_that_falls_needs_an_end() -> None:
+    with pytest.raises(ValueError, match="set it"):
+        LearnerSettings(schedule="cosine")
+
+
+def test_matrices_decay_and_norms_do_not() -> None:
+    groups = learner(weight_decay=0.1).optimiser.param_groups
+    assert [(group["weight_decay"], group["params"][0].ndim) for group in groups] == [
+        (0.1, 2),
+        (0, 1),
+    ]

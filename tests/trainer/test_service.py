@@ -1,0 +1,58 @@
+"""The whole trainer without engines, in this process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pool import topics
+from pool.connection import Connection
+from pool.errors import Fatal
+from pool.topics import LEDGER, POLICY
+from schemas import Decision, Outcome, PolicyVersion
+from tests.pool.log import records
+from tests.trainer.agents import RUN, submit_groups
+from tests.trainer.lives import settings_of
+from trainer.service import serve
+from trainer.settings import TrainSettings
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def log(connection: Connection) -> Connection:
+    topics.create(connection, partitions=2)
+    return connection
+
+
+def test_versions_are_made_opened_and_live_in_order(
+    log: Connection, tiny_model: Path, tmp_path: Path
+) -> None:
+    submit_groups(log, [f"p{n}" for n in range(6)])
+    given = settings_of(log, tiny_model, tmp_path, versions=2, trackers=("tensorboard",))
+    serve(TrainSettings.model_validate(given))
+    given["versions"] = 3
+    serve(TrainSettings.model_validate(given))
+
+    policy = [r for r in records(log, POLICY) if isinstance(r, PolicyVersion)]
+    told = [(r.incarnation, r.version, r.phase) for r in policy]
+    one = [(1, 0, "started")] + [(1, v, p) for v in (0, 1, 2) for p in ("opened", "live")]
+    two = [(2, 2, "started")] + [(2, v, p) for v in (2, 3) for p in ("opened", "live")]
+    assert told == one + two
+
+    ledger = records(log, LEDGER)
+    decided = [r for r in ledger if isinstance(r, Decision) and r.version is not None]
+    outcomes = [r for r in ledger if isinstance(r, Outcome)]
+    assert [d.version for d in decided] == [o.version for o in outcomes] == [1, 2, 3]
+    assert [d.sequence for d in decided] == [o.sequence for o in outcomes]
+    assert json.loads(decided[0].settings)["loss"]["loss"] == "dppo_tv"
+    assert outcomes[0].metrics["reward_mean"] == pytest.approx(0.5)
+    assert {"training", "waiting"} <= outcomes[0].timings.keys()
+    saved = tmp_path / "checkpoints" / RUN / "00000003" / "about.json"
+    assert json.loads(saved.read_text())["version"] == 3
+
+
+def test_a_folder_without_a_model_is_one_sentence(log: Connection, tmp_path: Path) -> None:
+    given = settings_of(log, tmp_path, tmp_path)
+    with pytest.raises(Fatal, match=r"is no Hugging Face folder: it has no config\.json"):
+        serve(TrainSettings.model_validate(given))

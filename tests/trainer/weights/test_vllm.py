@@ -1,0 +1,195 @@
+"""Weights in the real vLLM: afterwards it computes what the trainer computes."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pool.versions import Version
+from tests.tiny_model import build_model
+from tests.vllm_engine import Engine, running_vllm
+from trainer.weights import agreement, party
+from trainer.weights.agreement import Agreement, Disagreement
+from trainer.weights.engine import Engine as Control
+from trainer.weights.fleet import Weights
+from trainer.weights.settings import WeightsSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+GLOO = ("--weight-transfer-config", '{"backend": "gloo"}')
+PROMPT = list(b"Which weights are these?")
+CLOSE = 1e-4
+LIMIT = 10.0
+
+
+class Trainer:
+    """A model that changes, and its way to engines."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from trainer.weights.source import ModuleSource
+
+        self.torch = torch
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        assert self.model.lm_head.weight is self.model.model.embed_tokens.weight
+        self.source = ModuleSource(self.model)
+
+    def weights(self, *engines: Engine, **settings: Any) -> Weights:
+        urls = tuple(engine.url for engine in engines)
+        limits = {"weights_buffer_bytes": 30_000, "weights_retry_s": 0.01}
+        made = WeightsSettings.model_validate({"engines": urls, **limits, **settings})
+        return Weights(made, self.source)
+
+    def step(self) -> None:
+        with self.torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(self.torch.randn_like(parameter) * 0.05)
+
+    def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        with self.torch.no_grad():
+            row = self.torch.tensor(ids.astype(np.int64))
+            logits = self.model(row[None]).logits[0, :-1].double()
+            values = self.torch.log_softmax(logits, -1).gather(1, row[1:, None])[:, 0]
+        return np.asarray([0.0, *values.tolist()], dtype=np.float32)
+
+    def compare(self, engine: Engine) -> Agreement:
+        return agreement.compare(engine.url, PROMPT, self.logprobs)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    with running_vllm(folder, *GLOO) as running:
+        yield running
+
+
+@pytest.fixture
+def trainer(folder: Path) -> Trainer:
+    return Trainer(folder)
+
+
+def label(engine: Engine) -> str:
+    return Control(engine.url).label(LIMIT, "look")
+
+
+def test_an_engine_computes_with_the_weights_that_it_was_sent(
+    engine: Engine, trainer: Trainer
+) -> None:
+    weights = trainer.weights(engine)
+    for number in range(1, 3):
+        trainer.step()
+        with pytest.raises(Disagreement, match="does not compute with the trainer's weights"):
+            trainer.compare(engine).demand(CLOSE)
+        report = weights.sync(Version(1, number))
+        assert report.engines == (engine.url,)
+        assert label(engine) == f"1.{number}"
+        assert trainer.compare(engine).max < CLOSE
+    weights.close()
+
+
+def test_a_call_that_runs_over_the_update_has_a_segment_of_each_version(
+    engine: Engine, trainer: Trainer
+) -> None:
+    weights = trainer.weights(engine)
+    weights.sync(Version(2, 1))
+    answers: list[Any] = []
+    sampling = {"max_tokens": 900, "temperature": 1.0, "ignore_eos": True}
+    body = {"token_ids": PROMPT, "sampling_params": sampling, "stream": False}
+    call = threading.Thread(
+        target=lambda: answers.append(engine.post("/inference/v1/generate", body))
+    )
+    call.start()
+    while engine.metric("vllm:generation_tokens_total") == 0 or engine.requests() == 0:
+        assert call.is_alive(), "the call ended before the update"
+    trainer.step()
+    weights.sync(Version(2, 2))
+    call.join()
+    (choice,) = answers[0]["choices"]
+    assert len(choice["token_ids"]) == 900
+    assert [span["version"] for span in choice["weight_versions"]] == ["2.1", "2.2"]
+    assert trainer.compare(engine).max < CLOSE
+    weights.close()
+
+
+@pytest.mark.parametrize("left_at", ["start", "update"])
+def test_an_update_that_broke_off_leaves_nothing_in_the_next(
+    engine: Engine, trainer: Trainer, left_at: str
+) -> None:
+    """A trainer died; the next one, of a later incarnation, finds an engine between two versions."""
+    incarnation = {"start": 3, "update": 5}[left_at]
+    control = Control(engine.url)
+    if left_at == "start":
+        control.pause(LIMIT)
+        control.start(LIMIT)
+    else:
+        with pytest.raises(KeyError):
+            Weights(
+                WeightsSettings(engines=(engine.url,), weights_buffer_bytes=10_000),
+                Broken(trainer.source),
+            ).sync(Version(incarnation - 1, 1))
+    assert control.look(LIMIT).paused
+    trainer.step()
+    assert trainer.weights(engine).sync(Version(incarnation, 1)).engines == (engine.url,)
+    assert trainer.compare(engine).max < CLOSE
+    assert not control.look(LIMIT).paused
+
+
+class Broken:
+    """Ends in the middle, inside a layer."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def metadata(self) -> Any:
+        return self._source.metadata()
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from list(self._source)[:9]
+        raise KeyError("the trainer died")
+
+
+def test_an_engine_killed_during_a_sync_rejoins_with_the_newest_weights(
+    engine: Engine, trainer: Trainer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_vllm(folder, *GLOO) as other:
+        weights = trainer.weights(engine, other)
+        trainer.step()
+        assert len(weights.sync(Version(6, 1)).engines) == 2
+        assert trainer.compare(other).max < CLOSE
+        # Between the start of its update and the first byte.
+        start = party.Party.start_weight_update
+
+        def start_and_kill(self: party.Party) -> None:
+            start(self)
+            if len(self.members) == 2:
+                os.killpg(other.pid, signal.SIGKILL)
+
+        monkeypatch.setattr(party.Party, "start_weight_update", start_and_kill)
+        trainer.step()
+        report = weights.sync(Version(6, 2))
+        assert report.engines == (engine.url,)
+        assert [failure.url for failure in report.failures] == [other.url]
+        assert trainer.compare(engine).max < CLOSE
+        assert label(engine) == "6.2"
+    with running_vllm(folder, *GLOO, port=int(other.url.rpartition(":")[2])) as again:
+        assert label(again) == "default"
+        healed = weights.tend()
+        assert healed is not None and other.url in healed.engines
+        assert trainer.compare(again).max < CLOSE
+        assert label(again) == label(engine) == "6.2"
+        trainer.step()
+        assert len(weights.sync(Version(6, 3)).engines) == 2
+        assert trainer.compare(engine).max < CLOSE and trainer.compare(again).max < CLOSE
+    weights.close()

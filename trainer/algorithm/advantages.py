@@ -1,0 +1,59 @@
+"""Rewards become advantages: what a trajectory earned more than its group.
+
+Rewards are those of usable members only. A member that failed is not here, so the others get what
+they would have got in a smaller group; a member alone has nothing to be compared with and gets 0.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.algorithm.choices import AdvantageMode
+
+Floats = NDArray[np.float64]
+Total = Callable[[Floats], Floats]
+"""Sums a small vector over all ranks; every rank has to call it."""
+
+EPSILON = 1e-6
+"""Added to a standard deviation, as verl does."""
+
+
+def here(vector: Floats) -> Floats:
+    """The total of a single rank."""
+    return vector
+
+
+def advantages(rewards: Sequence[Floats], mode: AdvantageMode, total: Total = here) -> list[Floats]:
+    """One array per group of this rank; a group lies on one rank."""
+    above = [_above_mean(group) for group in rewards]
+    if mode == "batch_std":
+        spread = _batch_std(above, total) + EPSILON
+        return [group / spread for group in above]
+    if mode == "group_std":
+        return [group / (_sample_std(group) + EPSILON) for group in above]
+    if mode == "loo":
+        return [group * _without_self(len(group)) for group in above]
+    return above
+
+
+def _above_mean(group: Floats) -> Floats:
+    rewards = np.asarray(group, np.float64)
+    return rewards - rewards.mean() if len(rewards) > 1 else np.zeros(len(rewards))
+
+
+def _batch_std(above: Sequence[Floats], total: Total) -> float:
+    """Their mean is 0 in every group; a member alone counts for nothing."""
+    compared = [group for group in above if len(group) > 1]
+    own = [sum(len(group) for group in compared), sum(float(group @ group) for group in compared)]
+    count, squares = total(np.array(own, np.float64))
+    return float(np.sqrt(squares / max(count, 1.0)))
+
+
+def _sample_std(above: Floats) -> float:
+    return float(np.sqrt(above @ above / max(len(above) - 1, 1)))
+
+
+def _without_self(size: int) -> float:
+    """Leaving a member out of its own baseline moves it away from the mean by this factor."""
+    return size / (size - 1) if size > 1 else 1.0

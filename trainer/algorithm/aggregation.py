@@ -1,0 +1,91 @@
+"""Which part of the batch's loss a token is: one weight per row, all sums over all ranks.
+
+Only trainable tokens count here. What validity, age, truncation or a failure removed is in no
+denominator; what the trust region masks later stays in it, so a mask never makes other tokens
+louder. The weights of all ranks together sum to 1 in every mean. Where gradients are averaged over
+ranks, the learner multiplies by the number of ranks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.algorithm.advantages import Floats, Total, here
+from trainer.algorithm.choices import Aggregation
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCounts:
+    """The sizes of one trajectory."""
+
+    group: int
+    """Number of its group, the same on all ranks."""
+    rows: tuple[int, ...]
+    """Trainable tokens of each row."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.rows)
+
+
+def token_weights(
+    mode: Aggregation,
+    counts: Sequence[SampleCounts],
+    total: Total = here,
+    *,
+    groups: int | None = None,
+    l_const: int | None = None,
+) -> list[Floats]:
+    """For each trajectory of this rank, the weight of a token of each of its rows.
+
+    With several ranks, prompt_mean needs `groups`, the number of groups on all of them.
+    """
+    tokens = np.array([sample.tokens for sample in counts], np.float64)
+    if mode == "seq_mean_token_mean":
+        return _per_row(counts, total)
+    if mode == "prompt_mean":
+        each = _per_prompt(counts, tokens, total, groups)
+    elif mode == "token_mean":
+        each = np.full(len(counts), _one_over(total(np.array([tokens.sum()]))[0]))
+    else:
+        trajectories = _one_over(total(np.array([np.count_nonzero(tokens)], np.float64))[0])
+        lengths = tokens if mode == "rollout_mean" else np.full(len(counts), _given(l_const))
+        each = trajectories * _one_over(lengths)
+    return [
+        np.where(_sizes(sample) > 0, weight, 0.0)
+        for sample, weight in zip(counts, each, strict=True)
+    ]
+
+
+def _per_row(counts: Sequence[SampleCounts], total: Total) -> list[Floats]:
+    rows = sum(np.count_nonzero(sample.rows) for sample in counts)
+    share = _one_over(total(np.array([rows], np.float64))[0])
+    return [share * _one_over(_sizes(sample)) for sample in counts]
+
+
+def _per_prompt(
+    counts: Sequence[SampleCounts], tokens: Floats, total: Total, groups: int | None
+) -> Floats:
+    own = np.array([sample.group for sample in counts], np.int64)
+    size = groups if groups is not None else int(own.max(initial=-1)) + 1
+    sizes = total(np.bincount(own, tokens, minlength=size).astype(np.float64))
+    each: Floats = _one_over(sizes)[own] * _one_over(float(np.count_nonzero(sizes)))
+    return each
+
+
+def _sizes(sample: SampleCounts) -> Floats:
+    return np.array(sample.rows, np.float64)
+
+
+def _one_over(count: Floats | float) -> NDArray[np.float64]:
+    """0 where there is nothing to divide by."""
+    count = np.asarray(count, np.float64)
+    return np.divide(1.0, count, out=np.zeros_like(count), where=count > 0)
+
+
+def _given(l_const: int | None) -> float:
+    if l_const is None:
+        raise ValueError("seq_sum_norm needs l_const")
+    return float(l_const)

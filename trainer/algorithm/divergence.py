@@ -1,0 +1,34 @@
+"""Divergences of policies, estimated at sampled tokens."""
+
+import torch
+from torch import Tensor
+
+from trainer.algorithm.choices import KLEstimator
+
+LOG_LIMIT = 20.0
+K3_LIMIT = 10.0
+"""A token that the reference finds much more likely would otherwise be the whole gradient."""
+NEARLY_ONE = -1e-6
+"""Largest log-prob in a binary KL; a probability of 1 leaves nothing for the other event."""
+
+
+def reference_kl(current: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
+    """The KL of the current policy to the reference, with the current one's gradient."""
+    x = (reference - current).clamp(-LOG_LIMIT, LOG_LIMIT)
+    if estimator == "k1":
+        return -x
+    if estimator == "k2":
+        return x.square() / 2
+    return k3(x).clamp(max=K3_LIMIT)
+
+
+def k3(x: Tensor) -> Tensor:
+    """exp(x) - x - 1: never negative; expm1 keeps what rounding would take from a small x."""
+    return x.expm1() - x
+
+
+def binary_kl(of: Tensor, to: Tensor) -> Tensor:
+    """The KL between two coins: this token, or any other one."""
+    x, y = of.clamp(max=NEARLY_ONE), to.clamp(max=NEARLY_ONE)
+    others, others_to = -torch.expm1(x), -torch.expm1(y)
+    return x.exp() * (x - y) + others * (others.log() - others_to.log())

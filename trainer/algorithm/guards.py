@@ -1,0 +1,147 @@
+"""Start-up guards: settings that would silently switch a correction off, or do nothing, are refused.
+
+Each guard says in one sentence what is wrong and what to set instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trainer.algorithm.choices import LOSS_DEFAULTS
+
+if TYPE_CHECKING:
+    from trainer.algorithm.settings import LossSettings
+
+USERS = {
+    name: [loss for loss, own in LOSS_DEFAULTS.items() if name in own]
+    for name in sorted({name for own in LOSS_DEFAULTS.values() for name in own})
+} | {name: ["decoupled"] for name in ("rho", "rho_lo", "rho_hi")}
+"""Which losses use a parameter."""
+
+PER_SEQUENCE = ("rollout_mean", "seq_mean_token_mean")
+
+
+def problem(settings: LossSettings) -> str | None:
+    """The first thing that is wrong with the settings, as one sentence."""
+    return next((found for guard in GUARDS if (found := guard(settings))), None)
+
+
+def _behaviour_is_used(settings: LossSettings) -> str | None:
+    loss, steps = settings.loss, settings.optimiser_steps
+    if loss == "decoupled" and settings.ratio == "bypass":
+        return (
+            "loss decoupled compares with a proximal policy, and ratio bypass has none; "
+            "set ratio to decoupled, or loss to ppo_clip"
+        )
+    if loss == "decoupled" or settings.ratio == "bypass":
+        return None
+    if loss in ("dppo_tv", "kpop"):
+        return (
+            f"loss {loss} measures its distance from the log-probs of sampling, so ratio decoupled "
+            "would do nothing; set ratio to bypass, or loss to decoupled"
+        )
+    if steps == 1 and settings.proximal != "loglinear":
+        return (
+            f"with ratio decoupled and one optimiser step every ratio is 1, so loss {loss} would "
+            "correct nothing; set ratio to bypass, or loss to decoupled"
+        )
+    return (
+        f"with ratio decoupled, loss {loss} would ignore the log-probs of sampling and so the age of "
+        "the data; set ratio to bypass, or loss to decoupled"
+    )
+
+
+def _parameters_are_used(settings: LossSettings) -> str | None:
+    for name, losses in USERS.items():
+        if getattr(settings, name) is not None and settings.loss not in losses:
+            return (
+                f"{name} is a parameter of loss {' or '.join(losses)}, and loss {settings.loss} does "
+                "not use it; remove it"
+            )
+    if settings.proximal and settings.ratio == "bypass":
+        return "proximal is of ratio decoupled, and ratio is bypass; remove it"
+    if settings.rho_lo is not None and settings.rho != "mask":
+        return "rho_lo is the lower bound of rho mask; set rho to mask, or remove rho_lo"
+    return None
+
+
+def _clip_can_act(settings: LossSettings) -> str | None:
+    given = [name for name in ("e_lo", "e_hi", "dual_clip") if getattr(settings, name) is not None]
+    recomputed = settings.loss == "decoupled" and settings.proximal != "loglinear"
+    if recomputed and settings.optimiser_steps == 1 and given:
+        return (
+            f"with one optimiser step the proximal policy is the current one, so {given[0]} would "
+            "clip nothing; remove it, or set optimiser_steps higher or proximal to loglinear"
+        )
+    return None
+
+
+def _gspo_is_per_sequence(settings: LossSettings) -> str | None:
+    if settings.loss == "gspo" and settings.aggregation not in PER_SEQUENCE:
+        return (
+            "loss gspo has one ratio per trajectory, which "
+            f"{settings.aggregation} would weigh by length; set aggregation to rollout_mean"
+        )
+    return None
+
+
+def _sequence_mask_is_whole(settings: LossSettings) -> str | None:
+    mask = settings.sequence_mask
+    if mask not in ("geometric", "veto"):
+        for name in ("sequence_lo", "sequence_hi"):
+            if getattr(settings, name) is not None:
+                return (
+                    f"{name} is of sequence_mask geometric or veto, and sequence_mask is {mask}; "
+                    "set one of them, or remove it"
+                )
+    if mask == "opsm" and settings.opsm_delta is None:
+        return "sequence_mask opsm needs opsm_delta; set it from the logged geo_ratio"
+    if mask != "opsm" and settings.opsm_delta is not None:
+        return f"opsm_delta is of sequence_mask opsm, and sequence_mask is {mask}; remove it"
+    return None
+
+
+def _kl_can_act(settings: LossSettings) -> str | None:
+    if settings.kl_beta == 0 and (settings.kl_estimator or settings.kl_off_policy):
+        return (
+            "kl_estimator and kl_off_policy need a reference; set kl_beta above 0, or remove them"
+        )
+    if settings.kl_estimator == "k1" and not settings.kl_off_policy:
+        return (
+            "the gradient of kl_estimator k1 is 0 on average, so it would only add noise; "
+            "set kl_off_policy, or kl_estimator to k2 or k3"
+        )
+    return None
+
+
+def _constant_is_there(settings: LossSettings) -> str | None:
+    if settings.aggregation == "seq_sum_norm" and settings.l_const is None:
+        return "aggregation seq_sum_norm divides by a constant length; set l_const"
+    if settings.aggregation != "seq_sum_norm" and settings.l_const is not None:
+        return (
+            "l_const is of aggregation seq_sum_norm, and aggregation is "
+            f"{settings.aggregation}; remove it"
+        )
+    return None
+
+
+def _shaping_is_whole(settings: LossSettings) -> str | None:
+    longest, buffer = settings.overlong_max, settings.overlong_buffer
+    if (longest is None) != (buffer is None) or (settings.overlong_lambda and longest is None):
+        return "overlong shaping needs both overlong_max and overlong_buffer; set both, or none"
+    if longest is not None and buffer is not None and buffer > longest:
+        return "overlong_buffer is longer than overlong_max; set it to a part of overlong_max"
+    return None
+
+
+GUARDS: tuple[Callable[[LossSettings], str | None], ...] = (
+    _behaviour_is_used,
+    _parameters_are_used,
+    _clip_can_act,
+    _gspo_is_per_sequence,
+    _sequence_mask_is_whole,
+    _kl_can_act,
+    _constant_is_there,
+    _shaping_is_whole,
+)

@@ -1,0 +1,175 @@
+"""From the trainable tokens of a pack to the number that is minimised.
+
+    loss = sum over tokens of  weight * (policy term + drift + KL to the reference - entropy)
+
+A sequence mask takes the policy term of the trajectories it rejects, the trust region that of single
+tokens. The other terms hold on every token, and every token keeps its weight.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.algorithm import losses, masks
+from trainer.algorithm.divergence import reference_kl
+from trainer.algorithm.losses import TokenLoss, bounded
+from trainer.algorithm.settings import LossSettings
+from trainer.algorithm.statistics import PackStatistics, pack_statistics
+
+ENTROPY_WEIGHT_LIMIT = 20.0
+"""Largest weight of a token in the entropy bonus, as in the default loss."""
+
+
+@dataclass(slots=True)
+class Tokens:
+    """The trainable tokens of one pack, flat; every tensor is [N]."""
+
+    current: Tensor
+    """c_t, float32, with the gradient."""
+    behaviour: Tensor
+    """b_t, float32."""
+    advantages: Tensor
+    """A_i of the token's trajectory, float32."""
+    weights: Tensor
+    """Which part of the loss the token is (`aggregation`), float32."""
+    samples: Tensor
+    """Which trajectory, int64."""
+    ages: Tensor
+    """Versions since the token was sampled, int64."""
+    entropy: Tensor
+    """Of the distribution that the token was drawn from, at c_t's temperature, without gradient."""
+    proximal: Tensor | None = None
+    """p_t, where `needs_proximal`."""
+    reference: Tensor | None = None
+    """f_t, where `needs_reference`."""
+    trajectories: int | None = None
+    """Where it is given, `samples` number the trajectories of the whole batch of this rank, of which
+    there are so many. Otherwise they number those of the pack, and counting waits for the device."""
+
+
+def objective(settings: LossSettings, tokens: Tokens) -> tuple[Tensor, PackStatistics]:
+    """The pack's part of the loss, with its gradient, and what was seen on the way."""
+    gap = tokens.current - tokens.behaviour
+    drift = gap.detach()
+    count = _count(tokens)
+    sums = _by_trajectory(torch.stack([drift, torch.ones_like(drift)], 1), tokens.samples, count)
+    policy = _policy(settings, tokens, gap, _means(sums))
+    kept = _kept(settings, tokens, drift, _means(sums))
+    rejected = torch.zeros_like(policy.high) if kept is None else ~kept[tokens.samples]
+
+    loss = policy.loss if kept is None else policy.loss.masked_fill(rejected, 0.0)
+    if settings.tau:
+        loss = loss + settings.tau * gap.square()
+    kl = _reference_kl(settings, tokens)
+    if kl is not None:
+        loss = loss + settings.kl_beta * (kl * bounded(gap).exp() if settings.kl_off_policy else kl)
+    if settings.entropy_bonus:
+        loss = loss + settings.entropy_bonus * _entropy_descent(tokens, drift)
+    weighted = tokens.weights * loss
+
+    return weighted.sum(), pack_statistics(
+        gap=drift,
+        ages=tokens.ages,
+        entropy=tokens.entropy,
+        high=policy.high,
+        low=policy.low,
+        rejected=rejected,
+        reference_kl=None if kl is None else kl.detach(),
+        loss=weighted.detach(),
+        trajectories=sums,
+        kept=kept,
+        numbered=tokens.trajectories is not None,
+    )
+
+
+def _policy(settings: LossSettings, tokens: Tokens, gap: Tensor, means: Tensor) -> TokenLoss:
+    current, behaviour, advantages = tokens.current, tokens.behaviour, tokens.advantages
+    given = settings.loss_parameters
+    match settings.loss:
+        case "dppo_tv":
+            return losses.dppo_tv(current, behaviour, advantages, **given)
+        case "ppo_clip":
+            return losses.ppo_clip(gap, advantages, **given)
+        case "cispo":
+            return losses.cispo(current, gap, advantages, **given)
+        case "icepop":
+            return losses.icepop(current, gap, advantages, **given)
+        case "kpop":
+            return losses.kpop(current, behaviour, advantages, **given)
+        case "gspo":
+            return losses.gspo(current, means[tokens.samples], advantages, **given)
+        case "decoupled":
+            near = _proximal(settings, tokens)
+            both = given | settings.rho_parameters
+            return losses.decoupled(current - near, near - behaviour, advantages, **both)
+
+
+def _proximal(settings: LossSettings, tokens: Tokens) -> Tensor:
+    """p_t: log-linear between sampling and the version that this step makes, or recomputed."""
+    now = tokens.current.detach()
+    if settings.proximal == "loglinear":
+        ages = tokens.ages.to(now.dtype)
+        return tokens.behaviour + ages / (ages + 1) * (now - tokens.behaviour)
+    return _recomputed(settings, tokens)
+
+
+def _recomputed(settings: LossSettings, tokens: Tokens) -> Tensor:
+    if tokens.proximal is not None:
+        return tokens.proximal
+    if settings.needs_proximal:
+        raise ValueError("these settings need the proximal log-probs, and the tokens have none")
+    return tokens.current.detach()
+
+
+def _kept(settings: LossSettings, tokens: Tokens, drift: Tensor, means: Tensor) -> Tensor | None:
+    """For each trajectory, whether it is kept; None where none can be rejected."""
+    samples, count, bounds = tokens.samples, len(means), settings.mask_parameters
+    match settings.sequence_mask:
+        case "geometric":
+            # A log-linear p_t is b_t at age 0 and would hide a mismatch of the engines.
+            if settings.needs_proximal:
+                near = (_recomputed(settings, tokens) - tokens.behaviour).unsqueeze(1)
+                ones = torch.ones_like(near)
+                means = _means(_by_trajectory(torch.cat([near, ones], 1), samples, count))
+            return masks.geometric(means, **bounds)
+        case "opsm":
+            # All tokens of a trajectory have its advantage, so any of them may write it.
+            own = means.new_zeros(count).index_copy(0, samples, tokens.advantages)
+            return masks.opsm(means, own, opsm_delta=settings.opsm_delta or 0.0)
+        case "veto":
+            return masks.veto(drift, samples, count, **bounds)
+        case "none":
+            return None
+
+
+def _reference_kl(settings: LossSettings, tokens: Tokens) -> Tensor | None:
+    if not settings.needs_reference:
+        return None
+    if tokens.reference is None:
+        raise ValueError("these settings need the reference's log-probs, and the tokens have none")
+    return reference_kl(tokens.current, tokens.reference, settings.kl_estimator or "k3")
+
+
+def _entropy_descent(tokens: Tokens, drift: Tensor) -> Tensor:
+    """A term whose gradient is that of minus the entropy, on average over sampled tokens.
+
+    Tokens more likely than usual at their place are pushed down. Its value means nothing; it needs
+    no gradient through all logits.
+    """
+    surprise = (tokens.current.detach() + tokens.entropy) * tokens.current
+    return bounded(drift).exp().clamp(max=ENTROPY_WEIGHT_LIMIT) * surprise
+
+
+def _count(tokens: Tokens) -> int:
+    if tokens.trajectories is not None:
+        return tokens.trajectories
+    return int(tokens.samples.max()) + 1 if len(tokens.samples) else 0
+
+
+def _by_trajectory(values: Tensor, samples: Tensor, count: int) -> Tensor:
+    return values.new_zeros(count, values.shape[1]).index_add_(0, samples, values)
+
+
+def _means(sums: Tensor) -> Tensor:
+    return sums[:, 0] / sums[:, 1].clamp(min=1)

@@ -1,0 +1,12 @@
+"""Overlong shaping: a reward falls as its trajectory comes close to the longest that is allowed."""
+
+from trainer.algorithm.settings import LossSettings
+
+
+def shaped(settings: LossSettings, reward: float, generated: int) -> float:
+    """The reward of a trajectory with that many generated tokens."""
+    longest, buffer = settings.overlong_max, settings.overlong_buffer
+    if longest is None or buffer is None:
+        return reward
+    weight = 1.0 if settings.overlong_lambda is None else settings.overlong_lambda
+    return reward + min(0.0, -weight * (generated - (longest - buffer)) / buffer)

@@ -1,0 +1,23 @@
+"""The state of deciding, for those who watch."""
+
+from pool.metrics import show_lag
+from pool.topics import REWARDED
+from pool.trajectories import step_of
+from trainer import metrics
+from trainer.incarnation import Incarnation, now_ms
+
+
+def show_state(life: Incarnation) -> None:
+    """What waits, and how far reading has come."""
+    groups = [g for assembler in life.assemblers.values() for g in assembler.open_groups()]
+    births = [
+        step_of(received).created_at
+        for group in groups
+        for member in group.members.values()
+        for received in member.steps[:1]
+    ]
+    metrics.open_groups.set(len(groups))
+    metrics.oldest_open_group.set((now_ms() - min(births)) / 1000 if births else 0)
+    for at in life.consumer.offsets():
+        metrics.rebuild_offset.labels(str(at.partition)).set(max(at.rebuild, 0))
+    show_lag(life.group, life.topic_name(REWARDED), life.consumer.lags())

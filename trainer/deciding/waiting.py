@@ -1,0 +1,49 @@
+"""Closed groups between the log and a decision."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pool.groups import Group, Outsider
+from pool.progress import Progress, Work
+from pool.trajectories import Stray
+from schemas import DecidedGroup, Member, Range
+
+Item = Group | Outsider | Stray
+
+
+@dataclass(slots=True, eq=False)
+class Ready:
+    """A closed group. One that a decision closed at its deadline has no work."""
+
+    group: Group
+    assignment: "Progress[Item]"
+    work: Work[Item] | None = None
+    since: float = field(default_factory=time.monotonic)
+    """When it was seen to be closed."""
+    settled: bool = False
+    """Its assembler has forgotten it: the decision is made."""
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """What the next Decision says, apart from its batch."""
+
+    groups: list[tuple[Ready, DecidedGroup]] = field(default_factory=list)
+    others: list[Member] = field(default_factory=list)
+    works: list[Work[Item]] = field(default_factory=list)
+    """Whose fate `others` tells."""
+    assignments: list["Progress[Item]"] = field(default_factory=list)
+    """On which `others` depend besides."""
+    skipped: list[Range] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.groups or self.others or self.skipped)
+
+    def all_works(self) -> Iterator[Work[Item]]:
+        yield from self.works
+        yield from (ready.work for ready, _ in self.groups if ready.work is not None)
+
+    def all_assignments(self) -> Iterator["Progress[Item]"]:
+        yield from self.assignments
+        yield from (ready.assignment for ready, _ in self.groups)

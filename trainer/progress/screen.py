@@ -1,0 +1,156 @@
+"""What the Status looks like at this moment: one panel for a terminal of 80 columns or more."""
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from trainer.progress.drawing import (
+    colour,
+    duration,
+    legend,
+    meter,
+    pairs,
+    sparkline,
+    time_bar,
+    time_split,
+)
+from trainer.progress.report import Alarm, Status
+
+WIDEST = 120
+WIDEST_BAR = 60
+LABELS = 14
+"""Columns that the names of the rows take."""
+
+
+class Screen:
+    """Put together anew for each frame, under the Status's lock."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        with self._status.lock:
+            panel = self._panel(min(options.max_width, WIDEST))
+        yield panel
+
+    def _panel(self, width: int) -> Panel:
+        status = self._status
+        inner = width - 4
+        rows = Table.grid(padding=(0, 2, 0, 0))
+        rows.add_column(style="dim", no_wrap=True)
+        rows.add_column(no_wrap=True, overflow="ellipsis")
+        for label, value in self._rows(inner - LABELS):
+            rows.add_row(label, value)
+        life = "" if status.incarnation is None else f" · incarnation {status.incarnation}"
+        title = Text.assemble((status.run, "bold"), life)
+        return Panel(
+            Group(self._headline(inner), Text(), rows, *self._alarms()),
+            box=box.ROUNDED,
+            title=title,
+            title_align="left",
+            subtitle=duration(status.seconds),
+            subtitle_align="right",
+            border_style="blue",
+            width=width,
+        )
+
+    def _headline(self, width: int) -> Text:
+        status = self._status
+        version = "no version yet" if status.version is None else f"version {status.version:,}"
+        words = Text.assemble((version, "bold"), "   ", (status.phase, colour(status.phase)))
+        words.append(f" {duration(status.phase_seconds)}", "dim")
+        if status.phase == "recovering" and status.to_recover:
+            told = f"  {status.recovered} of {status.to_recover} Decisions trained again"
+            share = status.recovered / status.to_recover
+        elif status.phase == "waiting" and status.wanted:
+            told, share = "", status.ready / status.wanted
+        else:
+            return words
+        room = width - words.cell_len - len(told) - 3
+        return Text.assemble(words, "   ", meter(share, max(5, min(room, 40))), told)
+
+    def _rows(self, width: int) -> Iterable[tuple[str, Text]]:
+        status = self._status
+        told = status.last.metrics if status.last else {}
+        yield "reward", self._reward(width)
+        yield (
+            "loss",
+            pairs(
+                ("", told.get("loss"), "{:.4g}"),
+                ("grad norm", told.get("grad_norm"), "{:.3g}"),
+                ("entropy", told.get("entropy"), "{:.3g}"),
+            ),
+        )
+        yield (
+            "off policy",
+            pairs(
+                ("kl", told.get("mismatch_kl"), "{:.2g}"),
+                ("masked", told.get("masked_fraction"), "{:.1%}"),
+                ("ess", told.get("ess"), "{:.2f}"),
+            ),
+        )
+        yield (
+            "age",
+            pairs(
+                ("", told.get("age_mean"), "{:.1f} versions"),
+                ("max", told.get("age_max"), "{:.0f}"),
+            ),
+        )
+        yield (
+            "tokens",
+            pairs(
+                ("", told.get("tokens_per_second"), "{:,.0f}/s"),
+                ("last step", told.get("tokens"), "{:,.0f}"),
+            ),
+        )
+        yield "queue", self._queue()
+        split = time_split(status.split())
+        yield "time", time_bar(split, min(width, WIDEST_BAR))
+        yield "", legend(split)
+        yield "trajectories", self._verdicts()
+        yield "engines", self._engines()
+
+    def _reward(self, width: int) -> Text:
+        told = self._status.last.metrics if self._status.last else {}
+        if "reward_mean" not in told:
+            return Text("–", "dim")
+        every = told.get("reward_mean_all")
+        tail = "" if every is None else f"  all groups {every:.3f}"
+        curve = sparkline(list(self._status.rewards)[-max(5, width - len(tail) - 10) :])
+        return Text.assemble((f"{told['reward_mean']:.3f}", "bold"), "  ", (curve, "green"), tail)
+
+    def _queue(self) -> Text:
+        status = self._status
+        is_known = status.phase == "waiting" and status.wanted
+        ready = f"{status.ready} of {status.wanted}" if is_known else None
+        return pairs(("groups ready", ready, "{}"), ("lag", status.lag, "{:,} records"))
+
+    def _verdicts(self) -> Text:
+        verdicts = self._status.last.verdicts if self._status.last else {}
+        ordered = sorted(verdicts.items(), key=lambda item: (item[0] != "train", -item[1]))
+        return pairs(*((name, count, "{:,}") for name, count in ordered if count))
+
+    def _engines(self) -> Text:
+        ok, failed = self._status.engines_ok, self._status.engines_failed
+        if not ok and not failed:
+            return Text("–", "dim")
+        if not failed:
+            return Text(f"{len(ok)} of {len(ok)}")
+        words = f"{len(ok)} of {len(ok) + len(failed)}, without {', '.join(failed)}"
+        return Text(words, "bold red")
+
+    def _alarms(self) -> Sequence[Text]:
+        lines = [self._alarm(alarm) for alarm in reversed(self._status.alarms)]
+        return [Text(), *lines] if lines else []
+
+    def _alarm(self, alarm: Alarm) -> Text:
+        """One that is over is dim."""
+        is_on = alarm.version == self._status.version
+        when = "" if alarm.version is None else f"{alarm.version:,} "
+        times = f"{alarm.times}× " if alarm.times > 1 else ""
+        words = Text("! ", "bold red" if is_on else "dim", no_wrap=True, overflow="ellipsis")
+        return words.append(when + times, "dim").append(alarm.sentence, "" if is_on else "dim")

@@ -1,0 +1,149 @@
+"""The trainer as a process, or as several that `torchrun` starts."""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from pool import topics
+from pool.errors import Fatal
+from pool.groups import Group
+from pool.process import listen, shown, start_logging, stopped_by_signals
+from pool.trajectories import Trajectory
+from trainer import http
+from trainer.algorithm.settings import LossSettings
+from trainer.checkpoint import Checkpoints
+from trainer.data.batch import Limits, reward_of
+from trainer.data.rows import rows_of
+from trainer.deciding.decider import Decider
+from trainer.deciding.judging import Judge
+from trainer.following import follow
+from trainer.incarnation import Incarnation, wait_until_alone
+from trainer.learner import Learner
+from trainer.loop import Loop
+from trainer.model.settings import LearnerSettings
+from trainer.model.sharding import join
+from trainer.orders import Orders
+from trainer.progress.status import open_progress
+from trainer.settings import TrainSettings, part
+from trainer.training import Training, described
+from trainer.weights.fleet import Weights
+from trainer.weights.lockstep import Alone, Ranks
+from trainer.weights.settings import WeightsSettings
+
+log = logging.getLogger(__name__)
+
+Probe = Callable[[str], None]
+
+
+def serve(settings: TrainSettings, probe: Probe = lambda stage: None) -> None:
+    """Runs until SIGTERM or Ctrl-C, or until the last version that is wanted is live; raises Fatal with
+    one sentence when it cannot. `probe` is told of each stage; tests kill there."""
+    if not (settings.model / "config.json").is_file():
+        raise Fatal(f"model {settings.model} is no Hugging Face folder: it has no config.json")
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    ranks = join()
+    orders = Orders(ranks)
+    if ranks.rank == 0:
+        start_logging("train", settings)
+        topics.check(settings)
+        _lead(settings, orders, stopped_by_signals(), probe)
+    else:
+        _follow(settings, orders)
+
+
+def _lead(settings: TrainSettings, orders: Orders, stop: threading.Event, probe: Probe) -> None:
+    def is_stopped() -> bool:
+        orders.give("wait")
+        return stop.is_set()
+
+    wait_until_alone(settings, settings.consumer_group, is_stopped)
+    if stop.is_set():
+        orders.give("stop")
+        return
+    with ExitStack() as stack:
+        listener = stack.enter_context(listen(settings.host, settings.port))
+        progress = stack.enter_context(
+            open_progress(
+                settings.run,
+                trackers=settings.trackers,
+                folder=settings.tracker_dir,
+                config=shown(settings),
+            )
+        )
+        life = Incarnation(
+            settings,
+            settings.run,
+            settings.consumer_group,
+            settings.group_rules(),
+            settings.waiting_groups,
+            probe,
+            settings.accept_loss,
+        )
+        orders.give("begin")
+        training = _training(settings, probe)
+        weights = _weights(settings, training.learner)
+        decider = Decider(life, settings, _judge(settings, life), _describe(settings), probe)
+        stack.callback(weights.close)
+        stack.callback(decider.close)
+        http.serve(listener, lambda: max(decider.last_progress, progress.last_change))
+        decider.start()
+        loop = Loop(settings, life, decider, training, weights, orders, progress, stop, probe)
+        loop.run()
+
+
+def _follow(settings: TrainSettings, orders: Orders) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while (order := orders.hear()).kind == "wait":
+        pass
+    if order.kind == "begin":
+        training = _training(settings, lambda stage: None)
+        follow(orders, training, _weights(settings, training.learner), settings.codec())
+
+
+def _training(settings: TrainSettings, probe: Probe) -> Training:
+    loss, learning = part(settings, LossSettings), part(settings, LearnerSettings)
+    torch.manual_seed(settings.seed)
+    learner = Learner.from_folder(settings.model, learning, loss)
+    checkpoints = Checkpoints(
+        settings.checkpoints, settings.run, settings.keep_checkpoints, settings.keep_every, probe
+    )
+    limits = Limits(settings.run, settings.max_age, settings.stale_tokens == "mask")
+    about = {"run": settings.run, "model": str(settings.model), **_about(loss, learning)}
+    training = Training(settings, learner, limits, checkpoints, about, probe)
+    training.restore()
+    return training
+
+
+def _about(loss: LossSettings, learning: LearnerSettings) -> dict[str, Any]:
+    return {"loss": loss.model_dump(mode="json"), "learner": learning.model_dump(mode="json")}
+
+
+def _weights(settings: TrainSettings, learner: Learner) -> Weights:
+    chosen = part(settings, WeightsSettings)
+    dtype = getattr(torch, settings.weights_dtype) if settings.weights_dtype else learner.dtype
+    ranks = Ranks() if learner.ranks.world > 1 else Alone()
+    return Weights(chosen, learner.weights(dtype), ranks=ranks)
+
+
+def _judge(settings: TrainSettings, life: Incarnation) -> Judge:
+    loss = part(settings, LossSettings)
+
+    def reward(group: Group, member: Trajectory) -> float:
+        generated = 0
+        if loss.overlong_max is not None:
+            generated = sum(int((row.versions >= 0).sum()) for row in rows_of(member))
+        return reward_of(group, member, loss, generated)
+
+    return Judge(settings, life.marks, reward)
+
+
+def _describe(settings: TrainSettings) -> Callable[[int], dict[str, Any]]:
+    text = described(part(settings, LossSettings), part(settings, LearnerSettings))
+    return lambda sequence: {"settings": text, "seed": settings.seed + sequence}

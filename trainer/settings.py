@@ -1,0 +1,75 @@
+"""The trainer's settings: one flat table, put together from those of its parts."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import BaseModel, Field, model_validator
+
+from pool.connection import Connection
+from pool.process import LOOPBACK
+from trainer.algorithm.alarms import AlarmSettings
+from trainer.algorithm.settings import LossSettings
+from trainer.deciding.settings import DecidingSettings
+from trainer.model.settings import LearnerSettings
+from trainer.weights.settings import WeightsSettings
+
+Positive = Annotated[int, Field(gt=0)]
+Tracker = Literal["wandb", "tensorboard", "trackio"]
+
+
+class TrainSettings(
+    Connection, DecidingSettings, LossSettings, LearnerSettings, WeightsSettings, AlarmSettings
+):
+    run: str = Field("default", description="name of the training run; gateways have the same")
+    model: Path = Field(description="Hugging Face folder of the model that the run starts from")
+    group: str | None = Field(None, description="consumer group (default: steplog-trainer-RUN)")
+    checkpoints: Path = Field(Path("checkpoints"), description="folder for checkpoints, per run")
+    checkpoint_every: Positive = Field(20, description="versions between two checkpoints")
+    keep_checkpoints: Positive = Field(3, description="newest checkpoints that are kept")
+    keep_every: Positive | None = Field(
+        None, description="checkpoints of versions that are a multiple of it are kept for good"
+    )
+    versions: Positive | None = Field(
+        None, description="stop when this version is live (default: go on for ever)"
+    )
+    seed: int = Field(0, ge=0, description="of whatever is random in training")
+    threads: Positive | None = Field(
+        None, description="threads of one process on CPUs; the same number gives the same weights"
+    )
+    waiting_groups: Positive = Field(
+        2_000, description="complete groups that wait for a decision; then reading pauses"
+    )
+    accept_loss: bool = Field(
+        False, description="go on although the log has deleted decided records; they become lost"
+    )
+    check_engines: bool = Field(
+        True, description="compare the log-probs of engines with ours when the trainer starts"
+    )
+    trackers: tuple[Tracker, ...] = Field(
+        (), description="where to keep metrics besides Prometheus"
+    )
+    tracker_dir: Path = Field(Path("progress"), description="folder of what trackers write")
+    host: str = Field("127.0.0.1", description="address for /health, /ready and /metrics")
+    port: int = Field(8300, ge=0, lt=65536, description="port for them; 0 takes any free one")
+    insecure: bool = Field(False, description="let anybody who reaches another address read them")
+
+    @property
+    def consumer_group(self) -> str:
+        return self.group or f"steplog-trainer-{self.run}"
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
+        if self.host not in LOOPBACK and not self.insecure:
+            raise ValueError(
+                f"listening on {self.host} shows the metrics to anybody who reaches it; "
+                "give --insecure where that is meant"
+            )
+        return self
+
+
+Part = TypeVar("Part", bound=BaseModel)
+
+
+def part(settings: TrainSettings, kind: type[Part]) -> Part:
+    """The settings of one part, apart from the others."""
+    return kind.model_validate({name: getattr(settings, name) for name in kind.model_fields})

@@ -1,0 +1,91 @@
+"""What every rank does with a Decision: read its share from the log, train, save, restore."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pool.connection import Connection
+from pool.ledger import GroupId
+from pool.replay import read_groups
+from schemas import Decision
+from trainer.algorithm.settings import LossSettings
+from trainer.checkpoint import Checkpoints
+from trainer.data.batch import Limits, make_batch, shares
+from trainer.data.description import describe
+from trainer.learner import Learner
+from trainer.model.settings import LearnerSettings
+
+
+class Training:
+    """The learner of this rank, and where it reads and saves."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        learner: Learner,
+        limits: Limits,
+        checkpoints: Checkpoints,
+        about: dict[str, Any],
+        probe: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        """`about` is what a checkpoint says of itself."""
+        self.learner = learner
+        self.version = 0
+        self._connection = connection
+        self._codec = connection.codec()
+        self._limits = limits
+        self._checkpoints = checkpoints
+        self._about = about
+        self._probe = probe
+
+    def train(self, decision: Decision, lost: set[GroupId]) -> dict[str, float]:
+        """Makes the Decision's version of the one before it, by the settings that it was made with."""
+        assert decision.version == self.version + 1, "versions are made one after the other"
+        ranks = self.learner.ranks
+        loss = self._adopt(decision)
+        share = shares(decision, lost, ranks.rank, ranks.world)
+        groups = asyncio.run(read_groups(self._connection, self._codec, share))
+        batch = make_batch(
+            decision, groups, loss, self._limits, ranks.total, ranks.rank, ranks.world
+        )
+        self._probe("before training")
+        found = describe(batch, ranks.total)
+        if found["trajectories"]:
+            found |= self.learner.step(batch)
+        self.version = decision.version
+        self._probe("trained")
+        return found
+
+    def _adopt(self, decision: Decision) -> LossSettings:
+        given = json.loads(decision.settings)
+        loss = LossSettings.model_validate(given["loss"])
+        self.learner.adopt(LearnerSettings.model_validate(given["learner"]), loss)
+        return loss
+
+    def save(self) -> None:
+        """Writes a checkpoint of the present version; rank 0 has the state of all."""
+        state = self.learner.state()
+        if self.learner.ranks.rank == 0:
+            self._checkpoints.save(self.version, state, {"version": self.version, **self._about})
+
+    def restore(self) -> None:
+        """Goes back to the newest checkpoint, if there is one."""
+        version = self._checkpoints.newest()
+        if version is not None:
+            self.learner.load_state(self._checkpoints.load(version))
+            self.version = version
+
+
+def described(loss: LossSettings, learner: LearnerSettings) -> str:
+    """What a Decision keeps of the settings, so that it is trained again as it was."""
+    return json.dumps({"loss": loss.model_dump(), "learner": learner.model_dump()})
+
+
+class TrainOrder(msgspec.Struct):
+    """What the other ranks need to train along."""
+
+    decision: bytes
+    lost: list[GroupId]

@@ -1,0 +1,114 @@
+"""Weights between GPUs: vLLM's own trainer side, with an end to its waiting.
+
+NCCL waits for ever for a peer that died. So the group is made in a thread that can be left alone, and
+a transfer is ended by aborting the communicator, which `abort` does from another thread as soon as an
+engine's call has failed or run out of time. vLLM is imported when a group is made: it takes seconds.
+"""
+
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from trainer.weights.settings import WeightsSettings
+from trainer.weights.source import Source
+from trainer.weights.transport import Client, Sender, TransportFailed, in_background
+
+GIVEN_UP = "steplog/given up"
+"""A key in the group's store: the trainer has left, so workers need not wait for more."""
+GRACE_S = 5.0
+"""After the engines' time to join, for their errors to arrive before ours."""
+
+
+class NcclTransport:
+    """The trainer's tensors must be on its current CUDA device."""
+
+    def __init__(self, settings: WeightsSettings) -> None:
+        self._settings = settings
+
+    def join(self, client: Client, source: Source, workers: int) -> Sender:
+        device = torch.cuda.current_device()
+        noticing = _Noticing(client)
+
+        def make() -> Any:
+            torch.cuda.set_device(device)  # a thread begins with the first one
+            return self._make(noticing, source, workers)
+
+        made = in_background(make)
+        made.add_done_callback(lambda _: noticing.over.set())
+        noticing.over.wait(self._settings.weights_join_s + GRACE_S)
+        if noticing.error is not None:
+            raise noticing.error
+        if not made.done():
+            raise TransportFailed("the process group did not come together in time")
+        try:
+            return NcclSender(made.result())
+        except RuntimeError as error:
+            raise TransportFailed(f"the process group did not come together: {error}") from error
+
+    def _make(self, client: Client, source: Source, workers: int) -> Any:
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        info = NCCLTrainerInitInfo(
+            rank=0,
+            master_address=self._settings.weights_host,
+            master_port=_free_port(self._settings.weights_host),
+            world_size=workers + 1,
+            packed_buffer_size_bytes=self._settings.weights_buffer_bytes,
+        )
+        return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+
+class NcclSender:
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._ending = threading.Lock()
+
+    def send_weights(self) -> None:
+        try:
+            self._engine.send_weights()
+        except RuntimeError as error:  # NCCL's and CUDA's; the client's are of another kind
+            raise TransportFailed(f"the transfer broke off: {error}") from error
+
+    def abort(self) -> None:
+        with self._ending:
+            group = self._engine.model_update_group
+            if group is None or group.disabled:
+                return
+            with suppress(RuntimeError):
+                group.group.store.set(GIVEN_UP, b"1")
+            group.destroy()  # it aborts, which lets the waiting kernels end
+
+    def shutdown(self) -> None:
+        self.abort()
+        self._engine.model_update_group = None
+
+
+class _Noticing:
+    """A client whose failure to join is noticed while our own side still waits for the others."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.over = threading.Event()
+        self.error: BaseException | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        try:
+            self._client.init_weight_transfer_engine(init_info)
+        except BaseException as error:
+            self.error = error
+            self.over.set()
+            raise
+
+
+def _free_port(host: str) -> int:
+    family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.bind(address)
+        return int(probe.getsockname()[1])
