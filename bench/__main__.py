@@ -22,7 +22,13 @@ def log(connection: Connection) -> None:
     memory.run(connection.model_copy(update={"topic_prefix": "memory."}))
 
 
-PARTS = {"log": log, "gateway": gateway.run, "reward": rewards.run}
+def training(_: Connection) -> None:
+    from bench.training import cpu  # torch, which the other parts can do without
+
+    cpu.run()
+
+
+PARTS = {"log": log, "gateway": gateway.run, "reward": rewards.run, "training": training}
 
 
 def main() -> None:

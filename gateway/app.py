@@ -1,7 +1,8 @@
 """The HTTP surface: which route does what, and the OpenAPI document of it.
 
 FastAPI matches routes and writes the document. Each route then runs on bare ASGI: bodies are decoded
-once, by msgspec, into exactly the fields that are used.
+once, by msgspec, into exactly the fields that are used. LLM calls, which are nearly all requests, do
+not even pass through FastAPI: its layers would do for them what an Endpoint does anyway.
 """
 
 import asyncio
@@ -127,8 +128,34 @@ def openai_error(error: ApiError) -> bytes:
     return msgspec.json.encode(error.body())
 
 
-def make_app(state: State) -> FastAPI:
-    app = FastAPI(
+class App(FastAPI):
+    """`calls` are the endpoints of LLM calls, by what follows `/v1/` in their path."""
+
+    def __init__(self, **about: Any) -> None:
+        super().__init__(**about)
+        self.calls: dict[str, Endpoint] = {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        call = self._call_of(scope)
+        if call is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await call(scope, receive, send)
+
+    def _call_of(self, scope: Any) -> Endpoint | None:
+        """The endpoint of a call of a trajectory; puts the names in its path into the scope."""
+        parts: list[str] = scope["path"].split("/", 4) if scope.get("method") == "POST" else []
+        if len(parts) < 5:
+            return None
+        _, trajectory, prompt, api, route = parts
+        if not (trajectory and prompt and api == "v1" and route in self.calls):
+            return None
+        scope["path_params"] = {"trajectory_uid": trajectory, "prompt_uid": prompt}
+        return self.calls[route]
+
+
+def make_app(state: State) -> App:
+    app = App(
         title="steplog gateway",
         version=version("steplog"),
         description="LLM calls of agents, each recorded as a Step.",
@@ -154,12 +181,11 @@ async def _no_route(_: Request, error: Exception) -> Response:
 class Routes:
     """Puts every route into the app."""
 
-    def __init__(self, app: FastAPI, state: State) -> None:
+    def __init__(self, app: App, state: State) -> None:
         self._app = app
         self._state = state
 
     def calls(self) -> None:
-        """Hot routes come first: they are matched in this order."""
         dialects: list[tuple[Dialect, type, str, ErrorBody]] = [
             (Chat(), Chat.body, "/chat/completions", openai_error),
             (Messages(), Messages.body, "/messages", anthropic_error),
@@ -192,7 +218,8 @@ class Routes:
         async def probe(exchange: Exchange) -> None:
             await self._state.ready().probe(exchange, dialect)
 
-        self._add("POST", BASE + path, call, body, error_body=error_body)
+        endpoint = self._add("POST", BASE + path, call, body, error_body=error_body)
+        self._app.calls[path.removeprefix("/")] = endpoint
         self._add("POST", "/v1" + path, probe, body, error_body=error_body)
 
     async def _count(self, exchange: Exchange) -> None:
@@ -255,7 +282,7 @@ class Routes:
         body: type | None = None,
         query: list[str] | None = None,
         error_body: ErrorBody = openai_error,
-    ) -> None:
+    ) -> Endpoint:
         self._app.add_api_route(
             path,
             _documented,
@@ -267,7 +294,9 @@ class Routes:
         )
         route = self._app.router.routes[-1]
         assert isinstance(route, APIRoute)
-        route.app = Endpoint(self._state, path.replace(BASE, "/…"), handle, error_body)
+        endpoint = Endpoint(self._state, path.replace(BASE, "/…"), handle, error_body)
+        route.app = endpoint
+        return endpoint
 
 
 async def _documented(request: Request) -> Response:

@@ -17,6 +17,7 @@ from gateway.answers import add_details, answer
 from gateway.engines.wire import UNKNOWN_LOGPROB, Sample
 from gateway.errors import TooLarge
 from gateway.generation import Generator, Outcome
+from gateway.prompts import Prompt
 from gateway.requests import Answer, Delta, Request, not_trainable
 from gateway.state.conversation import Chain
 from gateway.state.log import Log
@@ -24,7 +25,7 @@ from gateway.state.trajectories import Trajectories
 from gateway.state.trajectory import Trajectory, Written
 from pool.prompts import delta as prompt_delta
 from schemas import Step, StepNote
-from schemas.packing import ID_BYTES, pack_ids, pack_logprobs, unpack_ids
+from schemas.packing import ID_BYTES, pack_ids, pack_logprobs
 
 GRACE = 10.0
 """Seconds that a generation goes on without a client: a retry may be on its way."""
@@ -108,9 +109,19 @@ class Call:
         if self._unwritten is None:
             self.task.cancel()
 
+    async def ended(self, gone: "asyncio.Task[None]") -> None:
+        """Returns when the call has ended, or its client is gone."""
+        gone.add_done_callback(self._tell_news)
+        while not (self.task.done() or gone.done()):
+            self._news.clear()
+            await self._news.wait()
+
+    def _tell_news(self, _: "asyncio.Task[None]") -> None:
+        self._news.set()
+
     async def follow(self, gone: "asyncio.Task[None]") -> AsyncIterator[Delta]:
         """All of the stream, from its beginning, as it comes; until the client is gone."""
-        gone.add_done_callback(lambda _: self._news.set())
+        gone.add_done_callback(self._tell_news)
         told = 0
         while not gone.done():
             while told < len(self._deltas) and not gone.done():
@@ -145,27 +156,31 @@ class Call:
         chain = Chain(self.request)
         registering = self._register()
         if registering is not None and chain.answers:
-            await registering  # another process may know what the call continues
+            # Another process may know what the call continues.
+            await self._registered(registering)
         prompt = await self._prompt(chain)
         generator = self._recorder.generator
         emit = self._emit if self.request.stream else None
-        outcome = await generator.generate(self.request, prompt, self.trajectory.engine, emit)
+        outcome = await generator.generate(self.request, prompt.ids, self.trajectory.engine, emit)
         self.trajectory.engine = outcome.engine
         told = self._answer(prompt, outcome)
-        packed = pack_ids(prompt)
         if registering is not None:
-            await registering
-        return self._step(packed, outcome, chain.after(told.message())), packed, told
+            await self._registered(registering)
+        step = self._step(prompt.packed, outcome, chain.after(told.message()))
+        return step, prompt.packed, told
 
     def _register(self) -> "asyncio.Task[None] | None":
         """While the engine works: the Step waits for the registration, its text need not."""
         if self.trajectory.registered:
             return None
-        task = asyncio.create_task(self._recorder.trajectories.ensure_registered(self.trajectory))
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        return task
+        return self._recorder.trajectories.start_registering(self.trajectory)
 
-    async def _prompt(self, chain: Chain) -> list[int]:
+    async def _registered(self, registering: "asyncio.Task[None]") -> None:
+        """A write that failed is not tried again; one that came too late is."""
+        await asyncio.shield(registering)
+        await self._recorder.trajectories.ensure_registered(self.trajectory)
+
+    async def _prompt(self, chain: Chain) -> Prompt:
         if self._size > IN_A_THREAD:
             prompt, kind = await asyncio.to_thread(self._render, chain)
         else:
@@ -179,22 +194,22 @@ class Call:
         metrics.prompt_continuity.labels(kind).inc()
         return prompt
 
-    def _render(self, chain: Chain) -> tuple[list[int], str]:
+    def _render(self, chain: Chain) -> tuple[Prompt, str]:
         """The prompt, and how it relates to earlier Steps."""
         renderer = self._recorder.generator.renderer
         continued = self.trajectory.conversation.find(chain)
         if continued is not None:
             tail = renderer.continuation(self.request, continued.messages, continued.last_id)
             if tail is not None:
-                return [*unpack_ids(continued.ids), *tail], "continued"
+                return Prompt.continued(continued.ids, tail), "continued"
         rewritten = chain.answers and self.trajectory.steps
         return renderer.prompt(self.request), "rewritten" if rewritten else "first"
 
-    def _answer(self, prompt: list[int], outcome: Outcome) -> Answer:
+    def _answer(self, prompt: Prompt, outcome: Outcome) -> Answer:
         sample = outcome.sample
         found = answer(self.step_id, self.created, outcome.model, outcome.told, sample, len(prompt))
         renderer = self._recorder.generator.renderer
-        add_details(found, self.request, renderer, sample, prompt)
+        add_details(found, self.request, renderer, sample, prompt.ids)
         return found
 
     def _step(self, prompt: bytes, outcome: Outcome, conversation: bytes) -> Step:

@@ -35,7 +35,7 @@ async def deliver(exchange: Exchange, dialect: Dialect, call: Call) -> None:
 async def _at_once(
     exchange: Exchange, dialect: Dialect, call: Call, gone: "asyncio.Task[None]"
 ) -> bool:
-    await asyncio.wait((call.task, gone), return_when=asyncio.FIRST_COMPLETED)
+    await call.ended(gone)
     if not exchange.stop_watching():
         return False
     answer = _result(call)

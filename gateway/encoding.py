@@ -1,22 +1,23 @@
 """Text to ids, and not twice: tokenizing 2 KB takes half a millisecond, more than all else together.
 
-The trajectories of a group begin with the same prompt, and all calls of an agent with the same
-system prompt. A template puts special tokens around each message, and a tokenizer splits text at
-these first, so the pieces between them can be encoded one by one and remembered. Whether that holds
-for a tokenizer is tried when it is loaded; where it does not, whole texts are remembered.
+All calls of an agent begin with the same system prompt. A template puts special tokens around each
+message, and a tokenizer splits text at these first, so the pieces between them can be encoded one by
+one and remembered. Whether that holds for a tokenizer is tried when it is loaded; where it does not,
+whole texts are remembered. A piece that is new is encoded word by word, if the tokenizer allows it.
 """
 
 import re
-from collections import OrderedDict
-from threading import Lock
 from typing import Any
 
-REMEMBERED_BYTES = 64 * 1024 * 1024
+from gateway.memory import Memory
+from gateway.words import Words, fits
+
+REMEMBERED_BYTES = 32 * 1024 * 1024
 """About a quarter of it is text, the rest ids."""
 BYTES_PER_ID = 36
 """A Python integer and its place in a list."""
 SHORT = 16
-"""Characters. Encoding so few is as quick as remembering them."""
+"""Characters. Pieces so short have a word or two, which are remembered anyway."""
 PROBES = ("a", " b", "\n", "user\nHello, world", "x ", " 1 ", "é\n\n")
 
 
@@ -25,14 +26,18 @@ class Encoder:
 
     def __init__(self, backend: Any, remembered_bytes: int = REMEMBERED_BYTES) -> None:
         self._backend = backend
-        self._room = remembered_bytes
-        self._lock = Lock()
-        self._remembered: OrderedDict[str, list[int]] = OrderedDict()
-        self._markers = _markers(backend)
-        self._split = re.compile(f"({'|'.join(map(re.escape, self._markers))})").split
+        self._remembered: Memory[str, list[int]] = Memory(remembered_bytes, _size)
+        self._words: Words | None = None
+        added = backend.get_added_tokens_decoder().items()
+        self._markers = {token.content: number for number, token in added if _is_marker(token)}
+        self._split = re.compile(f"({_any_of(self._markers)})").split
+        others = [token.content for _, token in added if token.content not in self._markers]
+        self._has_other = re.compile(_any_of(others)).search if others else None
         self._by_pieces = bool(self._markers) and all(
             self._in_pieces(text) == self._encode(text) for text in self._probe_texts()
         )
+        if self._by_pieces and fits(backend, self._encode):
+            self._words = Words(self._encode)
 
     def encode(self, text: str) -> list[int]:
         return self._in_pieces(text) if self._by_pieces else list(self._recall(text))
@@ -48,28 +53,21 @@ class Encoder:
             if marker is not None:
                 ids.append(marker)
             elif piece:
-                ids += self._encode(piece) if len(piece) < SHORT else self._recall(piece)
+                ids += self._encode_new(piece) if len(piece) < SHORT else self._recall(piece)
         return ids
 
     def _recall(self, text: str) -> list[int]:
-        """Long prompts are rendered in threads, so the memory has a lock; encoding does without."""
-        with self._lock:
-            ids = self._remembered.pop(text, None)
-            if ids is not None:
-                self._remembered[text] = ids  # now the newest
-                return ids
-        ids = self._encode(text)
-        with self._lock:
-            self._remember(text, ids)
+        ids = self._remembered.get(text)
+        if ids is None:
+            ids = self._encode_new(text)
+            self._remembered.put(text, ids)
         return ids
 
-    def _remember(self, text: str, ids: list[int]) -> None:
-        if text in self._remembered:
-            return  # another thread was quicker
-        self._remembered[text] = ids
-        self._room -= _size(text, ids)
-        while self._room < 0:
-            self._room += _size(*self._remembered.popitem(last=False))
+    def _encode_new(self, text: str) -> list[int]:
+        # Tokens that were added to the vocabulary may lie across words.
+        if self._words is None or (self._has_other and self._has_other(text)):
+            return self._encode(text)
+        return self._words.encode(text)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
@@ -80,10 +78,12 @@ def _size(text: str, ids: list[int]) -> int:
     return len(text) + BYTES_PER_ID * len(ids)
 
 
-def _markers(backend: Any) -> dict[str, int]:
-    """Special tokens that stand for themselves, whatever is around them."""
-    return {
-        token.content: number
-        for number, token in backend.get_added_tokens_decoder().items()
-        if token.special and not (token.lstrip or token.rstrip or token.single_word)
-    }
+def _is_marker(token: Any) -> bool:
+    """A token that stands for itself, whatever is around it."""
+    alone = not (token.lstrip or token.rstrip or token.single_word)
+    return alone and (token.special or not token.normalized)
+
+
+def _any_of(texts: Any) -> str:
+    """Where one begins with another, a tokenizer finds the longer one."""
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))

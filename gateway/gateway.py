@@ -106,7 +106,7 @@ class Gateway:
                 code="no_trajectory",
             )
         prompt = self._generator.renderer.prompt(request)
-        outcome = await self._generator.generate(request, prompt, None, None)
+        outcome = await self._generator.generate(request, prompt.ids, None, None)
         told = answer_of(
             uuid.uuid4().hex,
             int(time.time()),

@@ -23,6 +23,7 @@ from tokenizers.decoders import DecodeStream
 
 from gateway.encoding import Encoder
 from gateway.errors import BadRequest
+from gateway.prompts import Prompt, Prompts
 from gateway.requests import Message, Request
 from pool.errors import Fatal
 
@@ -52,6 +53,7 @@ class Renderer:
         self._backend = tokenizer.backend_tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
         self._encoder = Encoder(self._backend)
+        self._prompts = Prompts(self._encode_messages, tokenizer.chat_template)
         # A client sets variables of the template, not the template, or how it is applied.
         parameters = inspect.signature(tokenizer.apply_chat_template).parameters
         self._parameters = parameters.keys() - {"documents"}
@@ -74,13 +76,15 @@ class Renderer:
             raise UnusableTokenizer(f"{folder} has no tokenizer.json, which the gateway needs")
         return cls(tokenizer)
 
-    def prompt(self, request: Request) -> list[int]:
+    def prompt(self, request: Request) -> Prompt:
         """The prompt of a call that continues nothing."""
         if isinstance(request.prompt, list):
-            return request.prompt
+            return Prompt(request.prompt)
         if request.prompt is not None:
-            ids: list[int] = self._backend.encode(request.prompt).ids
-            return ids
+            return Prompt(self._backend.encode(request.prompt).ids)
+        return self._prompts.of(request)
+
+    def _encode_messages(self, request: Request) -> list[int]:
         return self._encoder.encode(self._render(request.messages, request))
 
     def continuation(self, request: Request, answered: int, last_id: int) -> list[int] | None:

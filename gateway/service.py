@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,8 +23,9 @@ from gateway.state.log import open_log
 from gateway.state.recovery import Recovery
 from gateway.state.trajectories import Rules, Trajectories
 from pool import topics
-from pool.errors import BrokerUnavailable, Fatal
+from pool.errors import BrokerUnavailable
 from pool.follower import Follower
+from pool.process import listen, start_logging
 from pool.topics import LEDGER, POLICY, STEPS, TOPICS, TRAJECTORIES
 
 log = logging.getLogger(__name__)
@@ -37,10 +37,7 @@ KEEP_ALIVE = 75
 
 def serve(settings: GatewaySettings) -> None:
     """Runs until SIGTERM or Ctrl-C; raises Fatal with one sentence when it cannot."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+    start_logging("gateway", settings)
     hide_torch()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings))
@@ -48,7 +45,7 @@ def serve(settings: GatewaySettings) -> None:
 
 async def _serve(settings: GatewaySettings) -> None:
     state = State(settings, load_keys(settings.keys, settings.keys_file, settings.signing_secret))
-    with _listen(settings) as listener:
+    with listen(settings.host, settings.port, reuse_port=settings.reuse_port) as listener:
         server = uvicorn.Server(
             uvicorn.Config(
                 make_app(state),
@@ -73,23 +70,6 @@ async def _serve(settings: GatewaySettings) -> None:
             ended = await asyncio.gather(parts, return_exceptions=True)
         if isinstance(ended[0], Exception):
             raise ended[0]
-
-
-def _listen(settings: GatewaySettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if settings.reuse_port:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        raise Fatal(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
-            "choose another --port"
-        ) from error
-    return listener
 
 
 async def _run_parts(settings: GatewaySettings, state: State, server: uvicorn.Server) -> None:

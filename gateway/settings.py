@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from pool.connection import Connection
+from pool.process import LOOPBACK
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Positive = Annotated[int, Field(gt=0)]
 
 

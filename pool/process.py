@@ -27,6 +27,7 @@ LOGIN = re.compile(r"(?<=//)[^/@\s]+(?=@)")
 
 def start_logging(service: str, settings: BaseModel) -> None:
     logging.basicConfig(level=logging.INFO, format=FORMAT)
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)  # it tells of every topic it opens
     log.info("%s: %s", service, masked(settings))
 
 

@@ -9,7 +9,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from types import FrameType
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from steplog.key import KeySettings
     from steplog.local_kafka import Broker, LocalKafkaSettings
     from steplog.topics import TopicsSettings
-    from trainer.settings import TrainSettings
+    from trainer.settings import ExportSettings, TrainSettings
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -107,16 +108,29 @@ def reward(settings: "RewardSettings") -> int:
 
 
 def train(settings: "TrainSettings") -> int:
+    with _torch_is_needed():
+        from trainer import service
+    service.serve(settings)
+    return 0
+
+
+def export(settings: "ExportSettings") -> int:
+    with _torch_is_needed():
+        from trainer import export as export_
+    say(export_.export(settings))
+    return 0
+
+
+@contextmanager
+def _torch_is_needed() -> Iterator[None]:
     from pool.errors import Fatal
 
     try:
-        from trainer import service
+        yield
     except ModuleNotFoundError as error:
         raise Fatal(
-            f"training needs the package {error.name}: install steplog[gpu], or steplog[cpu]"
+            f"this needs the package {error.name}: install steplog[gpu], or steplog[cpu]"
         ) from error
-    service.serve(settings)
-    return 0
 
 
 def key(settings: "KeySettings") -> int:
@@ -154,6 +168,7 @@ COMMANDS = [
     Command(("gateway",), "serve agents, and record their calls", "gateway", gateway),
     Command(("reward",), "score trajectories into the second topic", "reward", reward),
     Command(("train",), "train on what was scored, and update the engines", "train", train),
+    Command(("export",), "make a Hugging Face folder of a checkpoint", "export", export),
     Command(("key",), "make an API key for the gateway", "key", key),
     Command(("cat",), "show the records of a topic as JSON lines", "cat", cat),
 ]

@@ -36,6 +36,7 @@ SERVICES = {
     "key": "steplog.key:KeySettings",
     "reward": "reward.settings:RewardSettings",
     "train": "trainer.settings:TrainSettings",
+    "export": "trainer.settings:ExportSettings",
 }
 """Where each service's settings class is; it is imported when the service is used."""
 

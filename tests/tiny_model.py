@@ -135,8 +135,8 @@ def build_tokenizer(directory: Path, template: str = PLAIN) -> Path:
     return directory
 
 
-def build_model(directory: Path, template: str = PLAIN) -> Path:
-    """The tokenizer and, beside it, a Qwen2 of random weights: the same ones every time.
+def build_model(directory: Path, template: str = PLAIN, seed: int = SEED) -> Path:
+    """The tokenizer and, beside it, a Qwen2 of random weights: the same ones every time, for a seed.
 
     Loaded from here the tokenizer also brings text into NFC, as Qwen's does: for a model of this
     type transformers builds its own class around the vocabulary, whatever the folder says.
@@ -161,7 +161,7 @@ def build_model(directory: Path, template: str = PLAIN) -> Path:
         dtype="float32",
     )
     with torch.random.fork_rng():
-        torch.manual_seed(SEED)
+        torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
     model.save_pretrained(directory)
     return directory

@@ -76,9 +76,10 @@ class Engine(NamedTuple):
 
 
 @contextmanager
-def running_vllm(model: Path, *arguments: str) -> Iterator[Engine]:
-    """Serves the model as NAME until the end; give it `*TOOLS` for a server that parses tool calls."""
-    port = free_port()
+def running_vllm(model: Path, *arguments: str, port: int = 0) -> Iterator[Engine]:
+    """Serves the model as NAME until the end; give it `*TOOLS` for a server that parses tool calls,
+    and the port of a killed one to have that one back."""
+    port = port or free_port()
     command = [sys.executable, "-m", SERVER, "--model", str(model), "--served-model-name", NAME]
     command += ["--host", HOST, "--port", str(port), *ARGUMENTS, *arguments]
     with tempfile.NamedTemporaryFile(prefix="vllm-", suffix=".log", delete=False) as output:

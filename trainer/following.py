@@ -1,6 +1,7 @@
 """What every rank but the first does: what it is told."""
 
 import msgspec
+import numpy as np
 
 from pool.versions import Version
 from schemas import Codec, Decision
@@ -25,6 +26,8 @@ def follow(orders: Orders, training: Training, weights: Weights, codec: Codec) -
                 weights.sync(version)
             case "tend":
                 weights.tend()
+            case "logprobs":
+                training.learner.logprobs(np.frombuffer(order.content, np.int32))
             case "save":
                 training.save()
             case "stop":

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
 from trainer.algorithm.statistics import PackStatistics
+from trainer.data.rows import Row
 from trainer.model import loading
-from trainer.model.pack import Pack
+from trainer.model.pack import Pack, pack_of
 from trainer.model.packed import PackedModel
 from trainer.model.parts import Cutter, Part
 from trainer.model.probing import find_way
@@ -102,6 +104,15 @@ class Learner:
         single = self.model.way.kernel == "single"
         budget = 0 if single else self.settings.tokens_per_pack
         return Cutter(self.loss, self.ranks, self.device, budget).minibatches(batch)
+
+    def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Of each id, given those before it, at temperature 1; 0 for the first."""
+        trained = np.arange(len(ids)) > 0
+        nothing = np.zeros(len(ids), np.float32)
+        row = Row(ids, trained, nothing, np.zeros(len(ids), np.int32), nothing + 1)
+        packed = pack_of([row], self.device)
+        found = self._frozen_logprobs(packed, self.model).float().cpu().numpy()
+        return np.concatenate([nothing[:1], found])
 
     def weights(self, dtype: torch.dtype = torch.bfloat16) -> loading.TrainedWeights:
         """What engines get: all weights, adapters merged."""

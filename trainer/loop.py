@@ -9,13 +9,15 @@ done again from the log.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from pool import replay
-from pool.errors import OffsetLost
+from pool.errors import Fatal, OffsetLost
 from pool.ledger import group_id
 from pool.versions import Version
 from schemas import Decision, Outcome
@@ -27,12 +29,16 @@ from trainer.progress.report import Report
 from trainer.progress.status import Progress
 from trainer.settings import TrainSettings
 from trainer.training import Training, TrainOrder
+from trainer.weights.agreement import Disagreement, compare
+from trainer.weights.engine import EngineFailed
 from trainer.weights.fleet import Synced, Weights
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at engines and lag while the loop waits."""
+PROMPT = range(1, 17)
+"""Ids that every vocabulary has, for engines to go on from."""
 NAMED = 5
 """Lost groups that a message names."""
 
@@ -65,6 +71,7 @@ class Loop:
         self._probe = probe
         self._saved = training.version
         self._unpublished: list[Outcome] = []
+        self._engines: Sequence[str] = ()
 
     def run(self) -> None:
         """Until it is asked to stop, or the last version that is wanted is live."""
@@ -102,6 +109,7 @@ class Loop:
         self._progress.recovered(len(unseen), len(unseen))
         self._progress.began(self._life.number, self._training.version)
         self._publish()
+        self._check_engines()
 
     def _check_records(self, decisions: list[Decision]) -> None:
         lost = self._life.ledger.lost()
@@ -119,6 +127,24 @@ class Loop:
             )
         log.warning("%d decided groups are lost", len(gone))
         self._decider.declare_lost(gone)
+
+    def _check_engines(self) -> None:
+        """Labels say which weights an engine was given; this asks whether it computes with them."""
+        if not self._settings.check_engines:
+            return
+        for url in self._engines:
+            try:
+                found = compare(url, PROMPT, self._logprobs)
+                found.demand(self._settings.alarm_mismatch)
+                log.info("engine %s agrees with us: log-probs differ by %.2g", url, found.mean)
+            except Disagreement as error:
+                raise Fatal(str(error)) from error
+            except EngineFailed as error:
+                self._progress.alarm(f"engine: {error}")
+
+    def _logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        self._orders.give("logprobs", ids.tobytes())
+        return self._training.learner.logprobs(ids)
 
     # One step
 
@@ -197,6 +223,7 @@ class Loop:
     # Telling and saving
 
     def _tell_engines(self, report: Synced) -> None:
+        self._engines = report.engines
         failed = [failure.url for failure in report.failures]
         self._progress.synced(self._training.version, report.engines, failed)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pool.connection import Connection
 from pool.process import LOOPBACK
@@ -65,6 +65,18 @@ class TrainSettings(
                 "give --insecure where that is meant"
             )
         return self
+
+
+class ExportSettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str = Field("default", description="name of the training run")
+    checkpoints: Path = Field(Path("checkpoints"), description="folder of the checkpoints")
+    version: int | None = Field(None, ge=0, description="which one (default: the newest)")
+    into: Path = Field(description="folder that is made; it must be empty or not there")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "bfloat16", description="of the weights that are written"
+    )
 
 
 Part = TypeVar("Part", bound=BaseModel)

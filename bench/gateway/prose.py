@@ -1,6 +1,8 @@
 """Prompts of real text, and a tokenizer that splits them as a model's would: about 4 bytes a token."""
 
 import json
+import sysconfig
+from array import array
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -16,11 +18,22 @@ from tests.tiny_model import PLAIN
 ROOT = Path(__file__).parents[2]
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 VOCABULARY = 4_000
+CODE_CHARACTERS = 16_000_000
+AT_ONCE = 1_000_000
 
 
 def source_text() -> str:
     files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     return "\n".join(file.read_text() for file in files)
+
+
+def source_code() -> str:
+    """Python's own library. Every passage has words that none had before."""
+    code = ""
+    for file in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
+        if len(code) < CODE_CHARACTERS and "site-packages" not in file.parts:
+            code += file.read_text(errors="ignore")
+    return code
 
 
 def build_tokenizer(folder: Path) -> Path:
@@ -47,13 +60,16 @@ def build_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def passages(folder: Path, tokens: int) -> Iterator[str]:
-    """Different pieces of the text, each of so many tokens with the template around it."""
+def passages(folder: Path, tokens: int, text: str, step: int) -> Iterator[str]:
+    """Different pieces of the text, each of so many tokens with the template around it. One begins
+    `step` tokens behind the other."""
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    encoded = backend.encode(source_text()).ids
+    encoded = array("i")
+    for at in range(0, len(text), AT_ONCE):  # what a tokenizer tells of 16 MB would take a gigabyte
+        encoded.extend(backend.encode(text[at : at + AT_ONCE]).ids)
     template = len(backend.encode("<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n").ids)
     for number in count():
         name = f"{number}: "
         length = tokens - template - len(backend.encode(name).ids)
-        start = number * 37 % (len(encoded) - length)
-        yield name + backend.decode(encoded[start : start + length])
+        start = number * step % (len(encoded) - length)
+        yield name + backend.decode(encoded[start : start + length].tolist())

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 from bench.gateway.load import Sent, closed_loop, open_loop
-from bench.gateway.prose import build_tokenizer, passages
+from bench.gateway.prose import build_tokenizer, passages, source_code, source_text
 from bench.gateway.streams import hold_streams
 from pool import topics
 from pool.connection import Connection
@@ -53,9 +53,10 @@ class Case(NamedTuple):
     """Calls of a trajectory."""
     same_prompt: int
     """Calls, one after the other, with equal messages."""
+    texts: Iterator[str]
 
-    def requests(self, name: str, count: int, texts: Iterator[str]) -> list[Sent]:
-        found = [next(texts) for _ in range(0, count, self.same_prompt)]
+    def requests(self, name: str, count: int) -> list[Sent]:
+        found = [next(self.texts) for _ in range(0, count, self.same_prompt)]
         return [
             request(
                 f"{name}-{self.calls_each}", at // self.calls_each, found[at // self.same_prompt]
@@ -74,30 +75,35 @@ def run(connection: Connection) -> None:
     topics.create(connection, partitions=4)
     with tempfile.TemporaryDirectory() as folder, running_stub(tokens=RESPONSE_TOKENS) as stub:
         tokenizer = build_tokenizer(Path(folder))
-        texts = passages(tokenizer, PROMPT_TOKENS)
+        texts = passages(tokenizer, PROMPT_TOKENS, source_text(), 37)
+        code = passages(tokenizer, PROMPT_TOKENS, source_code(), PROMPT_TOKENS)
         with (
             running_floor(stub.url, connection) as floor,
             running_floor(stub.url, connection, tokenizer) as tokenizing,
             running_gateway(stub.url, connection, tokenizer) as gateway,
         ):
-            show_costs(floor, tokenizing, gateway, texts)
+            show_costs(floor, tokenizing, gateway, texts, code)
             show_latency(stub.url, floor, gateway, texts)
             stub.script([SLOW_STREAM] * STREAMS)
             hold_streams(gateway.url, gateway.process, STREAMS, next(texts))
 
 
-def show_costs(floor: Server, tokenizing: Server, gateway: Server, texts: Iterator[str]) -> None:
+def show_costs(
+    floor: Server, tokenizing: Server, gateway: Server, texts: Iterator[str], code: Iterator[str]
+) -> None:
     cases = {
-        "floor: proxy, orjson, awaited ack": Case(floor, 1, 1),
-        "floor that tokenizes, too": Case(tokenizing, 1, 1),
-        "gateway, a known prompt, open trajectory": Case(gateway, 4, CALLS),
-        "gateway, groups of 8 share their prompt": Case(gateway, 1, 8),
-        "gateway, every call a new prompt and trajectory": Case(gateway, 1, 1),
+        "floor: proxy, orjson, awaited ack": Case(floor, 1, 1, texts),
+        "floor that tokenizes, too": Case(tokenizing, 1, 1, texts),
+        "floor that tokenizes, code": Case(tokenizing, 1, 1, code),
+        "gateway, a known prompt, open trajectory": Case(gateway, 4, CALLS, texts),
+        "gateway, groups of 8 share their prompt": Case(gateway, 1, 8, texts),
+        "gateway, every call a new prompt and trajectory": Case(gateway, 1, 1, texts),
+        "the same, code with words never seen": Case(gateway, 1, 1, code),
     }
     best: dict[str, Cost] = {}
     for turn in range(ROUNDS):
-        for name, case in cases.items():
-            cost = closed(case, f"{turn}-{case.calls_each}-{case.same_prompt}", texts)
+        for number, (name, case) in enumerate(cases.items()):
+            cost = closed(case, f"{turn}-{number}")
             if name not in best or cost.cpu < best[name].cpu:
                 best[name] = cost
     raw = next(iter(best.values()))
@@ -114,10 +120,10 @@ def show_costs(floor: Server, tokenizing: Server, gateway: Server, texts: Iterat
     print("  wanted: at most 1.5 ms of CPU, and 1.6 times the floor")
 
 
-def closed(case: Case, name: str, texts: Iterator[str]) -> Cost:
-    warm = case.requests(f"warm-{name}", AT_ONCE * 4, texts)
+def closed(case: Case, name: str) -> Cost:
+    warm = case.requests(f"warm-{name}", AT_ONCE * 4)
     asyncio.run(closed_loop(case.server.url, warm, AT_ONCE))
-    requests = case.requests(name, CALLS, texts)
+    requests = case.requests(name, CALLS)
     before = case.server.cpu()
     seconds = asyncio.run(closed_loop(case.server.url, requests, AT_ONCE))
     return Cost(CALLS / seconds, (case.server.cpu() - before) / CALLS * 1e3)

@@ -266,11 +266,16 @@ class Trajectories:
         return self._hold(trajectory)
 
     async def ensure_registered(self, trajectory: Trajectory) -> None:
-        """Returns when the log has the registration; calls that wait for it share one write."""
+        """Returns when the log has the registration."""
         while not trajectory.registered:
-            if trajectory.registering is None:
-                trajectory.registering = asyncio.create_task(self._register(trajectory))
-            await asyncio.shield(trajectory.registering)
+            await asyncio.shield(self.start_registering(trajectory))
+
+    def start_registering(self, trajectory: Trajectory) -> "asyncio.Task[None]":
+        """Calls that want the registration share one write."""
+        if trajectory.registering is None:
+            trajectory.registering = asyncio.create_task(self._register(trajectory))
+            trajectory.registering.add_done_callback(_heard)
+        return trajectory.registering
 
     async def _register(self, trajectory: Trajectory) -> None:
         uid, registration = trajectory.uid, trajectory.registration
@@ -431,6 +436,12 @@ def _merge(known: Registration, record: Registration) -> Registration:
     if record.implicit and record.status is None:
         return msgspec.structs.replace(known, begins=begins, gateway=record.gateway)
     return msgspec.structs.replace(record, begins=begins)
+
+
+def _heard(task: "asyncio.Task[None]") -> None:
+    """Whoever waits for it is told of a failure; it may be that nobody waits any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _digest(uid: str) -> bytes:

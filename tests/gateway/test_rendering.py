@@ -49,22 +49,22 @@ def asking(*messages: Any, **fields: Any) -> Request:
 
 
 def test_a_prompt_is_the_templates(renderer: Renderer) -> None:
-    assert renderer.prompt(asking({"role": "system", "content": "be brief"}, HELLO)) == ids_of(
+    assert renderer.prompt(asking({"role": "system", "content": "be brief"}, HELLO)).ids == ids_of(
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
 
 
 def test_a_prompt_of_text_or_ids_needs_no_template(renderer: Renderer) -> None:
-    assert renderer.prompt(Request(prompt="é<think>")) == ids_of("é<think>")
-    assert renderer.prompt(Request(prompt=[7, 8])) == [7, 8]
+    assert renderer.prompt(Request(prompt="é<think>")).ids == ids_of("é<think>")
+    assert renderer.prompt(Request(prompt=[7, 8])).ids == [7, 8]
 
 
 def test_rendering_anew_would_not_give_the_sampled_ids_back(made: Make) -> None:
     """Else continuing exactly would be no feat."""
     stripping = made(STRIPPING)
-    first = stripping.prompt(asking(HELLO))
-    anew = stripping.prompt(asking(HELLO, {"role": "assistant", "content": THOUGHT}, NEXT))
+    first = stripping.prompt(asking(HELLO)).ids
+    anew = stripping.prompt(asking(HELLO, {"role": "assistant", "content": THOUGHT}, NEXT)).ids
     assert anew[: len(first)] == first
     assert anew[len(first) :] != [*ids_of(THOUGHT), EOS, *ids_of(BETWEEN)]
 
@@ -118,7 +118,7 @@ def test_a_template_that_refuses_is_the_clients_mistake(made: Make) -> None:
 
 def test_variables_reach_the_template_and_its_own_parameters_do_not(made: Make) -> None:
     renderer = made("{{ messages[0].content }}{{ mood }}")
-    assert renderer.prompt(asking(HELLO, template={"mood": "!"})) == ids_of("hello!")
+    assert renderer.prompt(asking(HELLO, template={"mood": "!"})).ids == ids_of("hello!")
     for name in ("tokenize", "chat_template", "add_generation_prompt", "tools"):
         with pytest.raises(BadRequest, match=name):
             renderer.prompt(asking(HELLO, template={name: "x"}))

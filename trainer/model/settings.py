@@ -11,7 +11,7 @@ class LearnerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    learning_rate: float = Field(1e-6, gt=0, description="of AdamW, after the warm-up")
+    learning_rate: float = Field(1e-6, ge=0, description="of AdamW, after the warm-up")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of AdamW's mean of gradients")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of AdamW's mean of their squares")
     epsilon: float = Field(1e-8, gt=0, description="added to AdamW's denominator")

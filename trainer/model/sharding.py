@@ -142,7 +142,7 @@ def _shard(model: PackedModel, dtype: Any, device: Any) -> None:
     precision = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    model.to(device)
+    # This also moves them: one layer after the other, so that no rank ever holds the whole model.
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)

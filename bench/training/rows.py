@@ -1,0 +1,47 @@
+"""Rows as agents make them: a few long, most short, a third of the tokens prompt."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from trainer.data.rows import Row, Sample
+
+GROUP = 8
+PROMPT_SHARE = 1 / 3
+SPREAD = 0.8
+"""Standard deviation of the logarithm of lengths."""
+
+
+def lengths(count: int, mean: int, most: int, seed: int = 0) -> "np.ndarray[Any, Any]":
+    """Log-normal, cut off at `most`."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(mean) - SPREAD**2 / 2, SPREAD, count)
+    return np.clip(drawn, 16, most).astype(np.int64)
+
+
+def batch_of(sizes: "np.ndarray[Any, Any]", vocabulary: int, seed: int = 0) -> Any:
+    """Has the fields of trainer.data.batch.Batch, and needs nothing of the log."""
+    rng = np.random.default_rng(seed)
+    samples = [
+        Sample(str(place), place // GROUP, 0.0, False, (_row(int(size), vocabulary, rng),))
+        for place, size in enumerate(sizes)
+    ]
+    return SimpleNamespace(
+        version=4,
+        seed=seed,
+        groups=-(-len(sizes) // GROUP),
+        samples=samples,
+        advantages=rng.normal(size=len(sizes)).tolist(),
+    )
+
+
+def _row(size: int, vocabulary: int, rng: np.random.Generator) -> Row:
+    sampled = np.arange(size) >= max(int(size * PROMPT_SHARE), 1)
+    likely = np.float32(-np.log(vocabulary))
+    return Row(
+        ids=rng.integers(0, vocabulary, size).astype(np.int32),
+        trainable=sampled,
+        behaviour=np.where(sampled, likely, 0).astype(np.float32),
+        versions=np.where(sampled, 3, -1).astype(np.int32),
+        temperatures=np.ones(size, np.float32),
+    )

@@ -1,0 +1,62 @@
+"""Which requests reach an endpoint, whether or not FastAPI is on the way."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.app import State, make_app
+from gateway.keys import Keys
+from gateway.settings import GatewaySettings
+
+NOT_READY = 503
+"""What every route says that would need the rest of the gateway."""
+
+
+def answered(method: str, path: str) -> tuple[int, dict[str, Any]]:
+    settings = GatewaySettings(tokenizer="none", engines=("http://127.0.0.1:1",))
+    app = make_app(State(settings, Keys()))
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": [],
+        "query_string": b"",
+    }
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], scope.get("path_params", {})
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "messages", "responses", "completions"])
+def test_a_call_is_answered_by_its_endpoint(route: str) -> None:
+    names = {"trajectory_uid": "a b", "prompt_uid": "ü%"}
+    assert answered("POST", f"/a b/ü%/v1/{route}") == (NOT_READY, names)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/chat/completions", NOT_READY),
+        ("POST", "/a/b/v1/messages/count_tokens", NOT_READY),
+        ("POST", "/a/b/v1/complete_trajectory", NOT_READY),
+        ("GET", "/a/b/v1/models", NOT_READY),
+        ("GET", "/a/b/v1/chat/completions", 405),
+        ("POST", "/a/b/v2/chat/completions", 404),
+        ("POST", "/a/b/v1/chat", 404),
+        ("POST", "/a/b/v1/", 404),
+        ("POST", "/a/b/c/v1/chat/completions", 404),
+        ("POST", "//b/v1/chat/completions", 404),
+        ("POST", "/a//v1/chat/completions", 404),
+        ("GET", "/health", 200),
+    ],
+)
+def test_everything_else_is_fastapis(method: str, path: str, status: int) -> None:
+    assert answered(method, path)[0] == status
