@@ -72,6 +72,7 @@ OF_A_STEP = {
     "rows": "Rows of the step",
     "packs": "Forward passes of the step, over all ranks",
     "trajectories": "Trained trajectories of the step",
+    "generated_mean": "Tokens that a trained trajectory was sampled with, on average",
     "age_mean": "Mean age of the trained tokens, in versions",
     "age_min": "Age of the youngest trained token, in versions",
     "age_max": "Age of the oldest trained token, in versions",

@@ -109,7 +109,7 @@ def _proximal(settings: LossSettings, tokens: Tokens) -> Tensor:
     """p_t: log-linear between sampling and the version that this step makes, or recomputed."""
     now = tokens.current.detach()
     if settings.proximal == "loglinear":
-        ages = tokens.ages.to(now.dtype)
+        ages = tokens.ages.clamp(min=0).to(now.dtype)  # -1: nobody knows
         return tokens.behaviour + ages / (ages + 1) * (now - tokens.behaviour)
     return _recomputed(settings, tokens)
 

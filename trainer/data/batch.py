@@ -17,7 +17,7 @@ from schemas import DecidedGroup, Decision
 from trainer.algorithm.advantages import Floats, Total, advantages, here
 from trainer.algorithm.settings import LossSettings
 from trainer.algorithm.shaping import shaped
-from trainer.data.rows import Row, Sample, rows_of
+from trainer.data.rows import Row, Sample, rows_of, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,7 @@ def make_sample(
         reward=0.0,
         truncated=truncated,
         rows=rows,
+        steps=steps_of(member),
     )
     if truncated and loss.mask_truncated:
         rows = tuple(_without(row, row.trainable) for row in rows)

@@ -4,40 +4,45 @@ import numpy as np
 
 from trainer.algorithm.advantages import Total, here
 from trainer.data.batch import Batch
+from trainer.data.rows import Sample
 
 
 def describe(batch: Batch, total: Total = here) -> dict[str, float]:
     """Over all ranks; every rank has to call it."""
-    rewards = np.array([sample.reward for sample in batch.samples], np.float64)
-    worth = np.array(batch.advantages, np.float64)
-    spans = [
-        len({int(v) for r in s.rows for v in np.unique(r.versions[r.trainable])})
-        for s in batch.samples
-    ]
-    count, reward, squares, worth_squares, spanned, truncated, rows, generated = total(
-        np.array(
-            [
-                len(rewards),
-                rewards.sum(),
-                rewards @ rewards,
-                worth @ worth,
-                sum(spans),
-                sum(sample.truncated for sample in batch.samples),
-                sum(len(sample.rows) for sample in batch.samples),
-                sum(sample.generated for sample in batch.samples),
-            ],
-            np.float64,
-        )
-    )
-    n = max(count, 1.0)
-    mean = reward / n
+    sums = _sums(batch)
+    of_all = dict(zip(sums, total(np.array(list(sums.values()), np.float64)), strict=True))
+    trajectories = max(float(of_all["trajectories"]), 1.0)
+    mean = {name: float(value) / trajectories for name, value in of_all.items()}
     return {
-        "trajectories": float(count),
-        "reward_mean": float(mean),
-        "reward_std": float(np.sqrt(max(squares / n - mean**2, 0.0))),
-        "advantage_std": float(np.sqrt(worth_squares / n)),
-        "spans_mean": float(spanned / n),
-        "truncated_fraction": float(truncated / n),
-        "rows_per_trajectory": float(rows / n),
-        "generated_mean": float(generated / n),
+        "trajectories": float(of_all["trajectories"]),
+        "reward_mean": mean["reward"],
+        "reward_std": float(np.sqrt(max(mean["reward_squared"] - mean["reward"] ** 2, 0.0))),
+        "advantage_std": float(np.sqrt(mean["advantage_squared"])),
+        "spans_mean": mean["spans"],
+        "truncated_fraction": mean["truncated"],
+        # A Step that continues no row opened one of its own.
+        "prefix_break_fraction": (mean["rows"] - 1) / max(mean["steps"], 1.0),
+        "generated_mean": mean["generated"],
     }
+
+
+def _sums(batch: Batch) -> dict[str, float]:
+    samples = batch.samples
+    rewards = np.array([sample.reward for sample in samples], np.float64)
+    advantages = np.array(batch.advantages, np.float64)
+    return {
+        "trajectories": len(samples),
+        "reward": rewards.sum(),
+        "reward_squared": rewards @ rewards,
+        "advantage_squared": advantages @ advantages,
+        "spans": sum(map(_spans, samples)),
+        "truncated": sum(sample.truncated for sample in samples),
+        "rows": sum(len(sample.rows) for sample in samples),
+        "steps": sum(sample.steps for sample in samples),
+        "generated": sum(sample.generated for sample in samples),
+    }
+
+
+def _spans(sample: Sample) -> int:
+    """How many versions sampled it."""
+    return len({int(v) for row in sample.rows for v in np.unique(row.versions[row.trainable])})

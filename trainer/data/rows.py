@@ -66,6 +66,8 @@ class Sample:
     truncated: bool
     """Its last Step ended by length, or its End says so."""
     rows: tuple[Row, ...]
+    steps: int = 1
+    """That the rows are made of."""
 
     @property
     def generated(self) -> int:
@@ -111,6 +113,11 @@ def rows_of(trajectory: "Trajectory") -> tuple[Row, ...]:
         row.add(prompt, step)
     closed = (row.close() for row in rows)
     return tuple(row for row in closed if row.trainable.any())
+
+
+def steps_of(trajectory: "Trajectory") -> int:
+    """Of how many Steps its rows are made."""
+    return sum(1 for _ in _targets(trajectory))
 
 
 def problem_of(trajectory: "Trajectory") -> str | None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import logging as transformers_logging
 
 from trainer.model.sharding import Held, whole
 from trainer.weights.source import Parameter
@@ -31,6 +32,7 @@ class MissingPackage(RuntimeError):
 
 def load(folder: str | Path) -> Any:
     """A causal model in float32 on the CPU, ready to be trained in full."""
+    transformers_logging.disable_progress_bar()  # the trainer shows its own progress
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     return prepared(model)
 

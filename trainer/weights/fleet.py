@@ -27,12 +27,11 @@ log = logging.getLogger(__name__)
 
 
 class Engines:
-    """The list of engines, as the settings and a file have it."""
+    """The list of engines; that of a file, once it could be read, goes before that of the settings."""
 
     def __init__(self, urls: Sequence[str] = (), file: Path | None = None) -> None:
-        self._fixed = [url.rstrip("/") for url in urls]
+        self._urls = [url.rstrip("/") for url in urls]
         self._file = file
-        self._read: list[str] = []
 
     def urls(self) -> list[str]:
         if self._file is not None:
@@ -42,8 +41,8 @@ class Engines:
                 log.warning("the list of engines stays as it is: %s: %s", self._file, error)
             else:
                 stripped = [line.strip() for line in lines]
-                self._read = [line.rstrip("/") for line in stripped if line and line[0] != "#"]
-        return list(dict.fromkeys(self._fixed + self._read))
+                self._urls = [line.rstrip("/") for line in stripped if line and line[0] != "#"]
+        return list(dict.fromkeys(self._urls))
 
 
 class Weights:

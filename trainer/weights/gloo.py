@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-from trainer.weights.gloo_group import Delivery, Group, Meeting, arrived, go, ready
+from trainer.weights.gloo_group import POLL_S, STOP, Delivery, Group, Meeting, arrived, go, ready
 from trainer.weights.packing import cut, pack
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.source import Parameter, Source
 from trainer.weights.transport import Client, Sender, TransportFailed, in_background
-
-POLL_S = 0.002
 
 
 class GlooTransport:
@@ -66,7 +64,7 @@ class GlooSender:
         try:
             self._await([ready(self._sent, rank) for rank in self._ranks], calls, deadline)
             self._store.set(go(self._sent), b"1")
-            self._broadcast(parameters, deadline)
+            self._broadcast(parameters, deadline, calls)
         except TransportFailed:
             self.shutdown()
             calls.result()
@@ -78,11 +76,16 @@ class GlooSender:
         self._client.finish_weight_update()
 
     def abort(self) -> None:
-        """Nothing to do: gloo ends a broadcast by itself, at its deadline at the latest."""
+        """Nothing to do: a broadcast ends when a call has failed."""
 
     def shutdown(self) -> None:
+        """Also after a failure, when workers are still in the group: they are sent away."""
         if self._group is not None:
             self._group.close()
+        if self._store is not None:
+            self._store.set(STOP, b"1")
+            # The store outlives us for a while, so that they can read it there.
+            in_background(_linger, self._store, self._settings.weights_grace_s)
         self._group, self._store = None, None
 
     def _meeting(self) -> Meeting:
@@ -101,6 +104,7 @@ class GlooSender:
         settings = self._settings
         deadline = time.monotonic() + settings.weights_join_s
         self._await([arrived(rank) for rank in self._ranks], calls, deadline)
+        self._store.set(go("join"), b"1")
         left = max(deadline - time.monotonic(), 0.001)
         try:
             self._group = Group(self._store, 0, len(self._ranks) + 1, settings.weights_host, left)
@@ -119,7 +123,9 @@ class GlooSender:
                 raise TransportFailed("not all workers came in time")
             time.sleep(POLL_S)
 
-    def _broadcast(self, parameters: list[Parameter], deadline: float) -> None:
+    def _broadcast(
+        self, parameters: list[Parameter], deadline: float, calls: "Future[None]"
+    ) -> None:
         group = self._group
         if group is None:
             raise TransportFailed("the process group broke before the transfer")
@@ -127,7 +133,7 @@ class GlooSender:
         for chunk in cut(parameters, self._settings.weights_buffer_bytes):
             flat = pack(_checked(islice(tensors, len(chunk)), chunk))
             try:
-                group.broadcast(flat, deadline)
+                group.broadcast(flat, deadline, lambda: _failed(calls))
             except RuntimeError as error:
                 raise TransportFailed(f"the transfer broke off: {error}") from error
         for name, _ in tensors:
@@ -142,6 +148,15 @@ def _checked(
         if found != parameter:
             raise ValueError(f"the weights have {found} where {parameter} was announced")
         yield tensor
+
+
+def _failed(calls: "Future[None]") -> bool:
+    return calls.done() and calls.exception() is not None
+
+
+def _linger(_: Any, seconds: float) -> None:
+    """Keeps what it is given for so long."""
+    time.sleep(seconds)
 
 
 def _listen(settings: WeightsSettings) -> Any:

@@ -1,13 +1,14 @@
 """A gloo process group to send weights in, and the receiving side of it, which runs in vLLM's workers.
 
 Nobody enters a collective call before all others are known to come: each worker says in the store that
-it is ready, and waits there for the trainer's word, which comes when all are; or the store closes. From then on only a death or a hang can disturb; gloo reports the first at once and the second at
-the deadline.
+it is ready, and waits there for the trainer's word. And nobody stays in one when the trainer has said
+stop there: gloo sees most deaths at once, but it leaves some waiting until the deadline, and always
+those that wait for a rank which is well but does not come.
 """
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,11 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 
 from trainer.weights.packing import cut, empty, unpack
 from trainer.weights.source import Parameter
+
+STOP = "stop"
+"""The trainer's word in the store that this group is over."""
+POLL_S = 0.001
+LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +72,30 @@ class Group:
         options._timeout = timedelta(seconds=limit)
         self._group: Any = ProcessGroupGloo(PrefixStore("group", store), rank, size, options)
 
-    def broadcast(self, flat: torch.Tensor, deadline: float) -> None:
+    def broadcast(self, flat: torch.Tensor, deadline: float, stopped: Callable[[], bool]) -> None:
         options = BroadcastOptions()
         options.rootRank = 0
         options.timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-        self._group.broadcast([flat], options).wait()
+        work = self._group.broadcast([flat], options)
+        look_at = time.monotonic() + LOOK_S
+        while not work.is_completed():
+            time.sleep(POLL_S)
+            if time.monotonic() > look_at:
+                look_at += LOOK_S
+                if stopped():
+                    _abandoned.append((self._group, work))
+                    raise RuntimeError("another member failed")
+        work.wait()
 
     def close(self) -> None:
-        """All others see it at once. Not while a broadcast runs: it would wait for its end, and hold
-        up every other thread."""
+        """All others see it at once, unless a broadcast was abandoned here."""
         self._group = None
+        _abandoned[:] = [each for each in _abandoned if not each[1].is_completed()]
+
+
+_abandoned: list[tuple[Any, Any]] = []
+"""Groups in which a broadcast waits for its deadline. To end one would wait for that as well, and hold
+up every other thread meanwhile."""
 
 
 class Worker:
@@ -89,6 +109,7 @@ class Worker:
             meeting.host, meeting.port, is_master=False, timeout=limit, wait_for_workers=False
         )
         self._store.set(arrived(self._rank), b"1")
+        self._await(go("join"), time.monotonic() + meeting.join_s)
         address = _address_towards(meeting.host, meeting.port)
         self._group: Group | None = Group(
             self._store, self._rank, meeting.world_size, address, meeting.join_s
@@ -100,11 +121,25 @@ class Worker:
             raise RuntimeError("the process group broke in an earlier update; join a new one")
         deadline = time.monotonic() + self._meeting.update_s
         self._store.set(ready(delivery.number, self._rank), b"1")
-        self._store.wait([go(delivery.number)], timedelta(seconds=self._meeting.update_s))
+        self._await(go(delivery.number), deadline)
         for chunk in cut(delivery.parameters(), self._meeting.buffer_bytes):
             flat = empty(chunk)
-            self._group.broadcast(flat, deadline)
+            self._group.broadcast(flat, deadline, self._stopped)
             yield list(unpack(flat, chunk))
+
+    def _await(self, key: str, deadline: float) -> None:
+        while not self._store.check([key]):
+            if self._stopped():
+                raise RuntimeError("another member failed")
+            if time.monotonic() > deadline:
+                raise TimeoutError("the trainer does not go on")
+            time.sleep(POLL_S)
+
+    def _stopped(self) -> bool:
+        try:
+            return bool(self._store.check([STOP]))
+        except RuntimeError:
+            return True  # the trainer is gone, and its store with it
 
     def close(self) -> None:
         """The others need not wait for us."""
@@ -129,5 +164,5 @@ def ready(number: int, rank: int) -> str:
     return f"ready/{number}/{rank}"
 
 
-def go(number: int) -> str:
-    return f"go/{number}"
+def go(what: int | str) -> str:
+    return f"go/{what}"
