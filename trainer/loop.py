@@ -70,7 +70,8 @@ class Loop:
         self._stop = stop
         self._probe = probe
         self._saved = training.version
-        self._unpublished: list[Outcome] = []
+        self._trained: list[tuple[Decision, dict[str, float]]] = []
+        """Decisions without an Outcome, with what their training gave."""
         self._engines: Sequence[str] = ()
 
     def run(self) -> None:
@@ -182,7 +183,7 @@ class Loop:
         self._orders.give("train", msgspec.msgpack.encode(order))
         metrics = self._training.train(decision, lost)
         if self._life.ledger.outcome(decision.sequence) is None:
-            self._unpublished.append(self._outcome(decision, metrics))
+            self._trained.append((decision, metrics))
 
     def _outcome(self, decision: Decision, metrics: dict[str, float]) -> Outcome:
         assert decision.version is not None
@@ -207,7 +208,8 @@ class Loop:
                 if self._stop.wait(LOOK_EVERY):
                     raise Stopped
         self._probe("synced")
-        outcomes, self._unpublished = self._unpublished, []
+        outcomes = [self._outcome(*trained) for trained in self._trained]
+        self._trained.clear()
         self._decider.ask(lambda: self._life.live(version.number, outcomes)).result()
         self._probe("live")
 

@@ -47,7 +47,7 @@ def test_versions_are_made_opened_and_live_in_order(
     assert [d.sequence for d in decided] == [o.sequence for o in outcomes]
     assert json.loads(decided[0].settings)["loss"]["loss"] == "dppo_tv"
     assert outcomes[0].metrics["reward_mean"] == pytest.approx(0.5)
-    assert {"training", "waiting"} <= outcomes[0].timings.keys()
+    assert {"waiting", "training", "opening", "syncing"} <= outcomes[1].timings.keys()
     saved = tmp_path / "checkpoints" / RUN / "00000003" / "about.json"
     assert json.loads(saved.read_text())["version"] == 3
 

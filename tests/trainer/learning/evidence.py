@@ -7,8 +7,8 @@ from pool.connection import Connection
 from pool.ledger import Ledger
 from pool.marks import PolicyMarks
 from pool.replay import trained
-from pool.topics import LEDGER, POLICY, REWARDED
-from schemas import Decision, Outcome, PolicyVersion, Record, Step, TrajectoryEnd
+from pool.topics import LEDGER, POLICY, REWARDED, STEPS
+from schemas import Decision, Outcome, PolicyVersion, Position, Record, Step, TrajectoryEnd
 from tests.pool.log import messages, records
 
 
@@ -30,9 +30,11 @@ class Trained:
 
 class Evidence:
     def __init__(self, connection: Connection, run: str) -> None:
-        codec = connection.codec()
-        self._rewarded: dict[tuple[int, int], Record] = {
-            (m.partition, m.offset): codec.decode(m.value) for m in messages(connection, REWARDED)
+        self._rewarded = _by_place(connection, REWARDED)
+        self.steps = {
+            place: record
+            for place, record in _by_place(connection, STEPS).items()
+            if isinstance(record, Step)
         }
         ledger = records(connection, LEDGER)
         self._ledger = Ledger(run, ledger)  # raises if a group was trained twice
@@ -48,7 +50,7 @@ class Evidence:
     def _trained(self, decision: Decision) -> Trained:
         groups = [group for group in decision.groups if group.verdict == "train"]
         found = [
-            self._rewarded[group.partition, offset]
+            self._rewarded[Position(partition=group.partition, offset=offset)]
             for group in groups
             for member in trained(group)
             for offset in member.offsets
@@ -72,3 +74,11 @@ class Evidence:
         """From the first version that was live to the last."""
         live = [record.created_at for record in self.policy if record.phase == "live"]
         return (live[-1] - live[0]) / 1000
+
+
+def _by_place(connection: Connection, topic: str) -> dict[Position, Record]:
+    codec = connection.codec()
+    return {
+        Position(partition=message.partition, offset=message.offset): codec.decode(message.value)
+        for message in messages(connection, topic)
+    }

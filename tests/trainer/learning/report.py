@@ -9,7 +9,7 @@ from tests.trainer.learning.verdict import Verdict
 
 HEADS = (
     *("run", "first", "last", "error", "errors", "versions", "steps", "steps/s"),
-    *("age mean", "age max", "|c-b| age 0", "verdicts"),
+    *("age mean", "age max", "versions in a step", "|c-b| age 0", "verdicts"),
 )
 
 
@@ -34,6 +34,7 @@ class Report:
                 f"{steps / evidence.seconds:.1f}",
                 f"{statistics.fmean(m['age_mean'] for m in metrics):.2f}",
                 f"{max(m['age_max'] for m in metrics):.0f}",
+                f"{max(len(step.segments) for made in evidence.trained for step in made.steps)}",
                 f"{max(fresh):.1e}" if fresh else "-",
                 became,
             )

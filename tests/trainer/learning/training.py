@@ -24,8 +24,6 @@ RUN = "letters"
 VERSIONS = 32
 GROUPS_PER_BATCH = 4
 GROUP_SIZE = 8
-MAX_GROUPS = 3 * GROUPS_PER_BATCH
-"""A target staleness of 2 versions."""
 MAX_AGE = 4
 LOOK_EVERY = 0.1
 LIMIT_S = 600.0
@@ -48,7 +46,6 @@ class Trainer(NamedTuple):
 class Training(NamedTuple):
     """What came of a run."""
 
-    exit_code: int
     labels: list[str]
     """Of the engine's weights, while the trainer lived."""
     evidence: Evidence
@@ -62,17 +59,21 @@ def train(
     *,
     seed: int,
     learning_rate: float,
+    staleness: int,
 ) -> Training:
-    """From version 0, whatever the engine did before, to the last."""
+    """From version 0, whatever the engine did before, to the last. `staleness` is what admission aims
+    at (eta)."""
     topics.create(connection, partitions=2)
     engine.label("default")
     scoring = f"{task.__file__}:{task.small_letters.__name__}"
-    admission = ("--group-size", str(GROUP_SIZE), "--max-groups", str(MAX_GROUPS))
+    groups = (staleness + 1) * GROUPS_PER_BATCH
+    admission = ("--group-size", str(GROUP_SIZE), "--max-groups", str(groups))
     options = ("--seed", str(seed), "--learning-rate", str(learning_rate), "--model", str(model))
     with (
-        running_gateway(connection, [engine.url], model, "--run", RUN, *admission) as gateway,
-        running_worker(connection, "--function", scoring, "--tokenizer", str(model)),
+        # The trainer first: the others get ready while it imports torch.
         running_trainer(connection, engine, folder, *options) as trainer,
+        running_worker(connection, "--function", scoring, "--tokenizer", str(model)),
+        running_gateway(connection, [engine.url], model, "--run", RUN, *admission) as gateway,
     ):
         labels = watch(engine, trainer, until=Version(1, 0))
         with working_agents(gateway.url, f"seed{seed}", GROUP_SIZE) as agents:
@@ -81,7 +82,7 @@ def train(
         assert exit_code == 0, (
             f"the trainer ended with {exit_code}\n{trainer.log.read_text()[-3000:]}"
         )
-    return Training(exit_code, labels, Evidence(connection, RUN))
+    return Training(labels, Evidence(connection, RUN))
 
 
 def watch(
