@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from pool.progress import Received
+from pool.status import make_status_app, told_error
 from pool.trajectories import Trajectory, TrajectoryAssembler
 from reward.worker import Job, Scorer
 from schemas import Step, TrajectoryEnd
@@ -31,37 +31,29 @@ class Asked(msgspec.Struct):
 
 def make_app(scorer: Scorer, has_functions: bool, progressed: Callable[[], float]) -> FastAPI:
     """`progressed` says when the worker last committed, on the monotonic clock."""
-    app = FastAPI(title="steplog reward", docs_url=None, redoc_url=None)
 
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/ready")
-    async def ready() -> Response:
+    def stalled() -> str | None:
         silent = time.monotonic() - progressed()
-        if silent > STALLED_AFTER:
-            return _told(503, f"not ready: nothing was committed for {silent:.0f} s")
-        return Response(b'{"status":"ready"}', media_type="application/json")
+        return f"nothing was committed for {silent:.0f} s" if silent > STALLED_AFTER else None
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+    app = make_status_app("steplog reward", stalled)
 
     @app.post("/compute_reward")
     async def compute_reward(request: Request) -> Response:
         if not has_functions:
-            return _told(503, "no reward function is configured: start the worker with --function")
+            return told_error(
+                503, "no reward function is configured: start the worker with --function"
+            )
         try:
             asked = msgspec.json.decode(await request.body(), type=Asked)
             trajectory = as_trajectory(asked)
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError) as error:
-            return _told(422, f"the request body cannot be used: {error}")
+            return told_error(422, f"the request body cannot be used: {error}")
         try:
             async with asyncio.timeout(ANSWER_LIMIT):
                 return _answer(await score(scorer, trajectory))
         except TimeoutError:
-            return _told(503, f"the functions did not come back within {ANSWER_LIMIT:g} s")
+            return told_error(503, f"the functions did not come back within {ANSWER_LIMIT:g} s")
 
     return app
 
@@ -106,7 +98,7 @@ def as_trajectory(asked: Asked) -> Trajectory:
 def _answer(job: Job) -> Response:
     failure = job.failure
     if failure is not None:
-        return _told(422, f"reward {failure.name}: {failure.failure}")
+        return told_error(422, f"reward {failure.name}: {failure.failure}")
     given = [o.value * o.weight for o in job.opinions if o.value is not None]
     body = {
         "reward_score": sum(given) if given else None,
@@ -120,8 +112,3 @@ def _answer(job: Job) -> Response:
         },
     }
     return Response(msgspec.json.encode(body), media_type="application/json")
-
-
-def _told(status: int, message: str) -> Response:
-    body = {"error": {"message": message, "type": "invalid_request_error", "param": None}}
-    return Response(msgspec.json.encode(body), status, media_type="application/json")

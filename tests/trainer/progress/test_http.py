@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from pool.process import listen
-from trainer import http
+from trainer import http, metrics
 
 
 class Served:
@@ -38,6 +38,7 @@ def test_it_is_ready_while_something_moves(served: Served) -> None:
     status, told = served.get("/ready")
     assert status == 503 and "no phase changed for 9" in told
     assert served.get("/health") == (200, '{"status":"ok"}')
+    metrics.policy_version.set(7)
     status, told = served.get("/metrics")
-    assert status == 200 and "staleness_versions" in told
+    assert status == 200 and "policy_version 7.0" in told
     served.server.should_exit = True
