@@ -18,8 +18,16 @@ from trainer.weights.transport import Client, Sender, TransportFailed, in_backgr
 
 GIVEN_UP = "steplog/given up"
 """A key in the group's store: the trainer has left, so workers need not wait for more."""
+NO_NCCL = (
+    "vLLM found no NCCL that it can use; it needs 2.29.7 or later (VLLM_NCCL_SO_PATH names it)"
+)
 GRACE_S = 5.0
 """After the engines' time to join, for their errors to arrive before ours."""
+
+
+class NoNccl(Exception):
+    """vLLM takes a library that it cannot use for none, and then every broadcast silently does nothing.
+    Weights would be sent, confirmed and served that never came."""
 
 
 class NcclTransport:
@@ -44,9 +52,12 @@ class NcclTransport:
         if not made.done():
             raise TransportFailed("the process group did not come together in time")
         try:
-            return NcclSender(made.result())
+            engine = made.result()
         except RuntimeError as error:
             raise TransportFailed(f"the process group did not come together: {error}") from error
+        if engine.model_update_group.disabled:
+            raise NoNccl(f"the trainer cannot send weights: {NO_NCCL}")
+        return NcclSender(engine)
 
     def _make(self, client: Client, source: Source, workers: int) -> Any:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory

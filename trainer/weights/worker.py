@@ -18,7 +18,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from trainer.weights.gloo_group import Delivery, Meeting, Worker
-from trainer.weights.nccl import GIVEN_UP
+from trainer.weights.nccl import GIVEN_UP, NO_NCCL
 from trainer.weights.transport import in_background
 
 JOIN_S = 45.0
@@ -98,6 +98,9 @@ class NcclEngine(NCCLWeightTransferEngine):
             join(init_info)
 
         in_background(apart).result(timeout=JOIN_S)
+        if self.model_update_group.disabled:
+            self.model_update_group = None
+            raise RuntimeError(NO_NCCL)
 
     def receive_weights(self, update_info: Any) -> None:
         group = self.model_update_group

@@ -304,12 +304,12 @@ def test_engines_come_from_a_file_that_may_change(tmp_path: Path) -> None:
     file = tmp_path / "engines"
     engines = Engines(["http://a:1/"], file)
     assert engines.urls() == ["http://a:1"]
-    file.write_text("# ours\nhttp://b:1\n\n http://a:1\n")
-    assert engines.urls() == ["http://a:1", "http://b:1"]
+    file.write_text("# ours\nhttp://b:1\n\n http://c:1/\nhttp://b:1\n")
+    assert engines.urls() == ["http://b:1", "http://c:1"]
     file.unlink()
-    assert engines.urls() == ["http://a:1", "http://b:1"]
+    assert engines.urls() == ["http://b:1", "http://c:1"]
     file.write_text("")
-    assert engines.urls() == ["http://a:1"]
+    assert engines.urls() == []
 
 
 def test_a_new_engine_in_the_file_is_brought_up_to_date(

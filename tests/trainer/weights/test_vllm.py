@@ -179,6 +179,7 @@ def test_an_engine_killed_during_a_sync_rejoins_with_the_newest_weights(
         monkeypatch.setattr(party.Party, "start_weight_update", start_and_kill)
         trainer.step()
         report = weights.sync(Version(6, 2))
+        monkeypatch.undo()
         assert report.engines == (engine.url,)
         assert [failure.url for failure in report.failures] == [other.url]
         assert trainer.compare(engine).max < CLOSE

@@ -1,0 +1,76 @@
+"""The NCCL side without a GPU: what is done about its silences."""
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.weights.nccl import NcclSender, NcclTransport, NoNccl
+from trainer.weights.settings import WeightsSettings
+from trainer.weights.transport import TransportFailed
+
+QUICK = WeightsSettings(weights_transport="nccl", weights_join_s=0.1)
+
+
+class Refusing:
+    def init_weight_transfer_engine(self, _: dict[str, Any]) -> None:
+        raise ConnectionError("the engine is gone")
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr("trainer.weights.nccl.GRACE_S", 0.1)
+
+
+def joined(monkeypatch: pytest.MonkeyPatch, make: Any, client: Any = None) -> Any:
+    monkeypatch.setattr(NcclTransport, "_make", make)
+    return NcclTransport(QUICK).join(client, [], 1)  # type: ignore[arg-type]
+
+
+def test_a_library_that_vllm_cannot_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every broadcast would do nothing, and every engine would confirm what it never got."""
+    engine = SimpleNamespace(model_update_group=SimpleNamespace(disabled=True))
+    with pytest.raises(NoNccl, match="found no NCCL that it can use"):
+        joined(monkeypatch, lambda *_: engine)
+
+
+def test_a_group_that_does_not_come_together_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TransportFailed, match="did not come together in time"):
+        joined(monkeypatch, lambda *_: threading.Event().wait())
+
+
+def test_an_engine_that_fails_to_join_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(_: Any, client: Any, *__: Any) -> None:
+        threading.Thread(target=lambda: refused(client), daemon=True).start()
+        threading.Event().wait()  # as ncclCommInitRank does
+
+    def refused(client: Any) -> None:
+        with pytest.raises(ConnectionError):
+            client.init_weight_transfer_engine({})
+
+    started = time.monotonic()
+    with pytest.raises(ConnectionError, match="the engine is gone"):
+        joined(monkeypatch, make, Refusing())
+    assert time.monotonic() - started < 0.2
+
+
+def test_a_transfer_that_is_ended_tells_the_workers_first() -> None:
+    did: list[Any] = []
+    group = SimpleNamespace(disabled=False)
+    group.group = SimpleNamespace(store=SimpleNamespace(set=lambda *told: did.append(told)))
+
+    def destroy() -> None:
+        did.append("aborted")
+        group.disabled = True
+
+    group.destroy = destroy
+    sender = NcclSender(SimpleNamespace(model_update_group=group))
+    sender.abort()
+    sender.abort()
+    sender.shutdown()
+    assert did == [("steplog/given up", b"1"), "aborted"]
