@@ -73,10 +73,34 @@ class NcclTransport:
         return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
 
+class Guarded:
+    """A communicator that another thread may end. NCCL frees it with the abort, while whoever waited in
+    a broadcast comes back and would go on with the next one: that is refused, and not a crash."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.ended = False
+        self._calling = threading.Lock()
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
+        with self._calling:
+            if self.ended:
+                raise RuntimeError("the process group was given up")
+            self.group.broadcast(tensor, src, stream)
+
+    def end(self) -> None:
+        # A broadcast is only enqueued under the lock, so it is held for an instant.
+        with self._calling:
+            if self.ended:
+                return
+            self.ended = True
+        self.group.destroy()  # it aborts, which lets the waiting kernels end
+
+
 class NcclSender:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._ending = threading.Lock()
+        self._group = engine.model_update_group = Guarded(engine.model_update_group)
 
     def send_weights(self) -> None:
         try:
@@ -85,13 +109,10 @@ class NcclSender:
             raise TransportFailed(f"the transfer broke off: {error}") from error
 
     def abort(self) -> None:
-        with self._ending:
-            group = self._engine.model_update_group
-            if group is None or group.disabled:
-                return
+        if not self._group.ended:
             with suppress(RuntimeError):
-                group.group.store.set(GIVEN_UP, b"1")
-            group.destroy()  # it aborts, which lets the waiting kernels end
+                self._group.group.group.store.set(GIVEN_UP, b"1")
+            self._group.end()
 
     def shutdown(self) -> None:
         self.abort()

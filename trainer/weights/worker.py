@@ -18,7 +18,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from trainer.weights.gloo_group import Delivery, Meeting, Worker
-from trainer.weights.nccl import GIVEN_UP, NO_NCCL
+from trainer.weights.nccl import GIVEN_UP, NO_NCCL, Guarded
 from trainer.weights.transport import in_background
 
 JOIN_S = 45.0
@@ -125,8 +125,8 @@ class Watched:
     is gone, or when nothing has come for too long."""
 
     def __init__(self, group: Any) -> None:
-        self.given_up = False
-        self._group = group
+        self._guarded = Guarded(group)
+        self._store = group.group.store
         self._progress = time.monotonic()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch weights", daemon=True)
@@ -134,7 +134,11 @@ class Watched:
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
         self._progress = time.monotonic()
-        self._group.broadcast(tensor, src, stream)
+        self._guarded.broadcast(tensor, src, stream)
+
+    @property
+    def given_up(self) -> bool:
+        return self._guarded.ended
 
     def stop(self) -> None:
         self._over.set()
@@ -143,12 +147,11 @@ class Watched:
     def _watch(self) -> None:
         while not self._over.wait(POLL_S):
             if time.monotonic() - self._progress > STALL_S or self._told():
-                self.given_up = True
-                self._group.destroy()  # it aborts, which lets the waiting kernels end
+                self._guarded.end()
                 return
 
     def _told(self) -> bool:
         try:
-            return bool(self._group.group.store.check([GIVEN_UP]))
+            return bool(self._store.check([GIVEN_UP]))
         except RuntimeError:
             return True

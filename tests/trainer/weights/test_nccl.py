@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.weights.nccl import NcclSender, NcclTransport, NoNccl
+from trainer.weights.nccl import Guarded, NcclSender, NcclTransport, NoNccl
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.transport import TransportFailed
 
@@ -74,3 +74,17 @@ def test_a_transfer_that_is_ended_tells_the_workers_first() -> None:
     sender.abort()
     sender.shutdown()
     assert did == [("steplog/given up", b"1"), "aborted"]
+
+
+def test_whoever_comes_back_from_an_ended_broadcast_cannot_begin_another() -> None:
+    """The communicator's memory is gone by then."""
+    sent: list[int] = []
+    group = SimpleNamespace(
+        broadcast=lambda tensor, src, stream: sent.append(src), destroy=lambda: None
+    )
+    guarded = Guarded(group)
+    guarded.broadcast(torch.zeros(1), 0)
+    guarded.end()
+    with pytest.raises(RuntimeError, match="was given up"):
+        guarded.broadcast(torch.zeros(1), 0)
+    assert sent == [0]
