@@ -7,6 +7,7 @@ every trainer is forked from there: a process of its own, which SIGKILL ends lik
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def settings_of(connection: Connection, model: Path, folder: Path, **fields: Any
 
 def _live(settings: dict[str, Any], die: tuple[str, int] | None) -> None:
     from pool.errors import PoolError
+    from trainer.model.loading import TrainedWeights
     from trainer.service import serve
     from trainer.settings import TrainSettings
 
@@ -71,6 +73,13 @@ def _live(settings: dict[str, Any], die: tuple[str, int] | None) -> None:
         if (stage, seen[stage]) == die:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def probed(weights: TrainedWeights) -> Iterator[Any]:
+        for item in read(weights):
+            probe("sending")  # in the middle of a broadcast
+            yield item
+
+    read = TrainedWeights.__iter__
+    setattr(TrainedWeights, "__iter__", probed)  # noqa: B010
     try:
         serve(TrainSettings.model_validate(settings), probe)
     except PoolError as error:

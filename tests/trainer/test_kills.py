@@ -14,6 +14,7 @@ from schemas import Decision, PolicyVersion
 from tests.pool.log import records
 from tests.trainer.agents import RUN, submit_groups
 from tests.trainer.lives import Life, settings_of
+from tests.trainer.weights.stub_engine import StubEngine, running_stubs
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -22,6 +23,7 @@ GAPS = [
     ("before training", 1),
     ("trained", 2),
     ("opened", 2),
+    ("sending", 30),
     ("synced", 2),
     ("live", 3),
     ("checkpoint written", 1),
@@ -49,16 +51,33 @@ def weights(folder: Path, version: int) -> dict[str, Any]:
     return tensors
 
 
+def check_engine(engine: StubEngine, trained: dict[str, Any]) -> None:
+    """It serves the last version of the last life, whole."""
+    assert engine.label() == f"{len(GAPS) + 1}.{VERSIONS}"
+    assert not engine.paused()
+    (held,) = engine.weights()
+    sums = {
+        name.removeprefix("weight.causal."): float(tensor.double().sum())
+        for name, tensor in trained.items()
+        if name.startswith("weight.")
+    }
+    assert held == pytest.approx(sums)
+
+
+@pytest.mark.timeout(900)
 def test_kills_at_every_gap_lose_nothing_and_train_nothing_twice(
     log: Connection, tiny_model: Path, tmp_path: Path
 ) -> None:
     submit_groups(log, [f"p{n}" for n in range(2 * VERSIONS)])
     # Old data are the only ones here, and age is not what this is about.
     fields = {"versions": VERSIONS, "checkpoint_every": 5, "max_age": 1000}
-    killed = settings_of(log, tiny_model, tmp_path / "killed", **fields)
-    for gap in GAPS:
-        assert Life(killed, gap).wait() == -9, f"it did not come to {gap}"
-    assert Life(killed).wait() == 0
+    killed = settings_of(log, tiny_model, tmp_path / "killed", check_engines=False, **fields)
+    with running_stubs(1) as (engine,):
+        killed["engines"] = (engine.url,)
+        for gap in GAPS:
+            assert Life(killed, gap).wait() == -9, f"it did not come to {gap}"
+        assert Life(killed).wait() == 0
+        check_engine(engine, weights(tmp_path / "killed", VERSIONS))
 
     made = decisions(log)
     trained = [group_id(g) for d in made for g in d.groups if g.verdict == "train"]
