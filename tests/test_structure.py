@@ -15,9 +15,10 @@ MAY_IMPORT = {
     "gateway": {"schemas", "pool", "gateway"},
     "reward": {"schemas", "pool", "reward"},
     "trainer": {"schemas", "pool", "trainer"},
-    "steplog": {"schemas", "pool", "gateway", "reward", "trainer", "steplog"},
+    "console": {"schemas", "pool", "console"},
+    "steplog": {"schemas", "pool", "gateway", "reward", "trainer", "console", "steplog"},
 }
-OURS = {*MAY_IMPORT, "console", "tests", "bench"}
+OURS = {*MAY_IMPORT, "tests", "bench"}
 
 
 def imported(file: Path) -> set[str]:

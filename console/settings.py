@@ -1,0 +1,36 @@
+"""The settings of `steplog lag` and `steplog monitor`."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from pool.connection import Connection
+from pool.process import LOOPBACK
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class LagSettings(Connection):
+    watch: bool = Field(False, description="look again and again until Ctrl-C")
+    every_s: Seconds = Field(2.0, description="seconds between two looks")
+    json_: bool = Field(False, description="print each look as one JSON document")
+    all_: bool = Field(False, description="show the partitions too in which nothing waits")
+    work: bool = Field(
+        True, description="count open trajectories and groups, which reads their topics"
+    )
+
+
+class MonitorSettings(Connection):
+    every_s: Seconds = Field(10.0, description="seconds between two looks at the cluster")
+    host: str = Field("127.0.0.1", description="address for /health, /ready and /metrics")
+    port: int = Field(8400, ge=0, lt=65536, description="port for them; 0 takes any free one")
+    insecure: bool = Field(False, description="let anybody who reaches another address read them")
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
+        if self.host not in LOOPBACK and not self.insecure:
+            raise ValueError(
+                f"listening on {self.host} shows the metrics to anybody who reaches it; "
+                "give --insecure where that is meant"
+            )
+        return self
