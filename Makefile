@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup setup-cpu lint test test-slow bench clean
+.PHONY: setup setup-cpu demo lint test test-slow bench clean
 
 setup: $(READY)
 
@@ -19,6 +19,10 @@ $(READY): pyproject.toml constraints.txt
 setup-cpu: setup
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[cpu,lora,trackers,peers]' -c constraints.txt --override cpu-overrides.txt
 
+# A small model learns to use a tool, in some minutes; DEMO='--resume' and other options of the command.
+demo: setup-cpu
+	$(BIN)/steplog demo $(DEMO)
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,7 +35,7 @@ test: setup-cpu
 test-slow: setup-cpu
 	$(BIN)/pytest -m slow
 
-bench: setup
+bench: setup-cpu
 	$(BIN)/python -m bench
 
 clean:

@@ -17,11 +17,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from console.settings import LagSettings, MonitorSettings
     from gateway.settings import GatewaySettings
     from reward.settings import RewardSettings
     from steplog.cat import CatSettings
+    from steplog.demo.settings import DemoSettings
     from steplog.key import KeySettings
     from steplog.local_kafka import Broker, LocalKafkaSettings
+    from steplog.stack.settings import StackSettings
     from steplog.topics import TopicsSettings
     from trainer.settings import ExportSettings, TrainSettings
 
@@ -133,6 +136,45 @@ def _torch_is_needed() -> Iterator[None]:
         ) from error
 
 
+def lag(settings: "LagSettings") -> int:
+    from console import lag as lag_
+
+    lag_.lag(settings, say_now)
+    return 0
+
+
+def monitor(settings: "MonitorSettings") -> int:
+    from console import monitor as monitor_
+
+    monitor_.serve(settings)
+    return 0
+
+
+def up(settings: "StackSettings") -> int:
+    from steplog.stack import commands
+
+    return commands.up(settings, say_now)
+
+
+def down(settings: "StackSettings") -> int:
+    from steplog.stack import commands
+
+    return commands.down(settings, say_now)
+
+
+def status(settings: "StackSettings") -> int:
+    from steplog.stack import commands
+
+    return commands.status(settings, say)
+
+
+def demo(settings: "DemoSettings") -> int:
+    with _torch_is_needed():
+        from steplog.demo import demo as demo_
+
+        return demo_.run(settings)
+
+
 def key(settings: "KeySettings") -> int:
     from steplog import key as key_
 
@@ -169,6 +211,12 @@ COMMANDS = [
     Command(("reward",), "score trajectories into the second topic", "reward", reward),
     Command(("train",), "train on what was scored, and update the engines", "train", train),
     Command(("export",), "make a Hugging Face folder of a checkpoint", "export", export),
+    Command(("lag",), "show how far every consumer group is behind", "lag", lag),
+    Command(("monitor",), "serve lag and waiting work to Prometheus", "monitor", monitor),
+    Command(("up",), "start the whole stack, and keep it running", "stack", up),
+    Command(("down",), "end the whole stack, in order", "stack", down),
+    Command(("status",), "show the stack's processes (status 1: not all ready)", "stack", status),
+    Command(("demo",), "watch a small model learn, on this machine", "demo", demo),
     Command(("key",), "make an API key for the gateway", "key", key),
     Command(("cat",), "show the records of a topic as JSON lines", "cat", cat),
 ]

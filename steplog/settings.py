@@ -37,6 +37,10 @@ SERVICES = {
     "reward": "reward.settings:RewardSettings",
     "train": "trainer.settings:TrainSettings",
     "export": "trainer.settings:ExportSettings",
+    "stack": "steplog.stack.settings:StackSettings",
+    "demo": "steplog.demo.settings:DemoSettings",
+    "lag": "console.settings:LagSettings",
+    "monitor": "console.settings:MonitorSettings",
 }
 """Where each service's settings class is; it is imported when the service is used."""
 
@@ -79,6 +83,8 @@ def add_options(parser: argparse.ArgumentParser, cls: type[BaseModel]) -> None:
         help=f"settings file in TOML (default: {PREFIX}CONFIG, else {DEFAULT_FILE} if it exists)",
     )
     for name, field in cls.model_fields.items():
+        if name == "config":  # a command that passes the file on has it as a setting too
+            continue
         flag, help_ = _flag(name), _help(name, field).replace("%", "%%")
         unset: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_}
         if field.json_schema_extra == POSITIONAL:

@@ -1,0 +1,1 @@
+"""`steplog demo`: the whole loop on one machine, with a model that is made on the spot."""

@@ -1,0 +1,144 @@
+"""From settings to a plan. Every service's settings are read here first, so that what is wrong with any
+of them is said before anything is started."""
+
+import shlex
+import sysconfig
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from gateway.settings import GatewaySettings
+from reward.settings import RewardSettings
+from steplog.kafka_directory import HOST
+from steplog.local_kafka import LocalKafkaSettings
+from steplog.settings import load
+from steplog.stack.plan import Broker, Part, Plan
+from steplog.stack.settings import StackSettings
+from steplog.topics import TopicsSettings
+from trainer.settings import TrainSettings
+
+DRAINED = 10.0
+"""Seconds after its drain that a gateway has to end."""
+SAVED = 300.0
+"""A trainer finishes its step and writes a checkpoint."""
+ANYWHERE = ("0.0.0.0", "::", "")
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+class Planning:
+    def __init__(self, settings: StackSettings, environ: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._kafka = self._load(LocalKafkaSettings, "kafka")
+        chosen = settings.kafka
+        self._is_local = settings.bootstrap is None if chosen is None else chosen
+        local = f"{HOST}:{self._kafka.port}"
+        self._bootstrap = local if self._is_local else settings.bootstrap or local
+
+    def plan(self) -> Plan:
+        is_local = self._is_local
+        kafka, services = self._kafka, set(self._settings.services)
+        parts = [Part(name="kafka", kind="kafka", url=self._bootstrap)] if is_local else []
+        parts += self._engines()
+        parts.append(self._topics(("kafka",) if is_local else ()))
+        if "train" in services:
+            parts.append(self._train())
+        if "reward" in services:
+            parts += self._rewards()
+        if "gateway" in services:
+            parts.append(self._gateway())
+        place = Broker(dir=str(kafka.dir.resolve()), port=kafka.port, heap=kafka.heap)
+        return Plan(parts=tuple(parts), broker=place if is_local else None)
+
+    def _load(self, cls: type[Settings], service: str, **given: object) -> Settings:
+        return load(cls, service, Namespace(config=self._settings.config, **given), self._environ)
+
+    def _command(self, *words: str, **options: object) -> tuple[str, ...]:
+        """The console script: `python -m` could find somebody's own `trainer`."""
+        file = self._settings.config
+        options = {
+            **({"config": file.resolve()} if file is not None else {}),
+            "bootstrap": self._bootstrap,
+            **options,
+        }
+        script = Path(sysconfig.get_path("scripts")) / "steplog"
+        given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return (str(script), *words, *given)
+
+    def _engines(self) -> list[Part]:
+        commands = [tuple(shlex.split(command)) for command in self._settings.engine]
+        urls: Sequence[str | None] = self._engine_urls() if commands else ()
+        urls = [*urls, *[None] * len(commands)][: len(commands)]
+        names = ["engine"] if len(commands) == 1 else [f"engine-{n}" for n in range(len(commands))]
+        return [
+            Part(name=name, command=command, url=url, ready=_ready(url, "health"))
+            for name, command, url in zip(names, commands, urls, strict=True)
+        ]
+
+    def _engine_urls(self) -> tuple[str, ...]:
+        if "gateway" in self._settings.services:
+            return self._load(GatewaySettings, "gateway").engines
+        if "train" in self._settings.services:
+            return self._load(TrainSettings, "train").engines
+        return ()
+
+    def _topics(self, needs: tuple[str, ...]) -> Part:
+        self._load(TopicsSettings, "topics")
+        return Part(
+            name="topics", kind="once", command=self._command("topics", "create"), needs=needs
+        )
+
+    def _gateway(self) -> Part:
+        settings = self._load(GatewaySettings, "gateway")
+        return Part(
+            name="gateway",
+            command=self._command("gateway"),
+            needs=("topics",),
+            stop_s=settings.drain_s + DRAINED,
+            url=(url := _url(settings.host, settings.port)),
+            ready=_ready(url),
+        )
+
+    def _rewards(self) -> list[Part]:
+        settings = self._load(RewardSettings, "reward")
+        if self._settings.reward_workers == 1:
+            return [self._reward("reward", settings.host, settings.port)]
+        return [
+            self._reward(
+                f"reward-{slot}",
+                settings.host,
+                settings.port and settings.port + slot,
+                port=settings.port and settings.port + slot,
+                slot=slot,
+            )
+            for slot in range(self._settings.reward_workers)
+        ]
+
+    def _reward(self, name: str, host: str, at: int, **options: object) -> Part:
+        command = self._command("reward", **options)
+        url = _url(host, at)
+        return Part(name=name, command=command, needs=("topics",), url=url, ready=_ready(url))
+
+    def _train(self) -> Part:
+        settings = self._load(TrainSettings, "train")
+        return Part(
+            name="train",
+            command=self._command("train"),
+            needs=("topics",),
+            stop_s=SAVED,
+            url=(url := _url(settings.host, settings.port)),
+            ready=_ready(url),
+        )
+
+
+def _url(host: str, port: int) -> str | None:
+    """Nobody knows where a part is that takes any free port."""
+    return f"http://{HOST if host in ANYWHERE else host}:{port}" if port else None
+
+
+def _ready(url: str | None, route: str = "ready") -> str | None:
+    return f"{url}/{route}" if url else None
