@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
+from pool.errors import Fatal
 from trainer.model.sharding import Held, whole
 from trainer.weights.source import Parameter
 
@@ -26,7 +27,7 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}
 ADAPTER = ".lora_"
 
 
-class MissingPackage(RuntimeError):
+class MissingPackage(Fatal):
     """An optional package is needed, and is not installed."""
 
 

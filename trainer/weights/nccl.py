@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pool.errors import Fatal
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.source import Source
 from trainer.weights.transport import Client, Sender, TransportFailed, in_background
@@ -25,7 +26,7 @@ GRACE_S = 5.0
 """After the engines' time to join, for their errors to arrive before ours."""
 
 
-class NoNccl(Exception):
+class NoNccl(Fatal):
     """vLLM takes a library that it cannot use for none, and then every broadcast silently does nothing.
     Weights would be sent, confirmed and served that never came."""
 
