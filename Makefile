@@ -29,7 +29,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: setup-cpu
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow' -n 2 --dist loadfile
 
 # The real vLLM is among them.
 test-slow: setup-cpu

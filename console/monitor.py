@@ -28,7 +28,6 @@ LEAST_PATIENCE = 30.0
 
 def serve(settings: MonitorSettings) -> None:
     """Runs until SIGTERM or Ctrl-C; raises Fatal with one sentence when it cannot."""
-    start_logging("monitor", settings)
     asyncio.run(_serve(settings))
 
 
@@ -36,6 +35,7 @@ async def _serve(settings: MonitorSettings) -> None:
     collector = LookCollector()
     patience = max(LEAST_PATIENCE, LOOKS_MISSED * settings.every_s)
     with listen(settings.host, settings.port) as listener:
+        start_logging("monitor", settings)
         app = make_app(collector, patience)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         server = uvicorn.Server(config)

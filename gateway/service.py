@@ -37,7 +37,6 @@ KEEP_ALIVE = 75
 
 def serve(settings: GatewaySettings) -> None:
     """Runs until SIGTERM or Ctrl-C; raises Fatal with one sentence when it cannot."""
-    start_logging("gateway", settings)
     hide_torch()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings))
@@ -46,6 +45,7 @@ def serve(settings: GatewaySettings) -> None:
 async def _serve(settings: GatewaySettings) -> None:
     state = State(settings, load_keys(settings.keys, settings.keys_file, settings.signing_secret))
     with listen(settings.host, settings.port, reuse_port=settings.reuse_port) as listener:
+        start_logging("gateway", settings)
         server = uvicorn.Server(
             uvicorn.Config(
                 make_app(state),

@@ -1,6 +1,7 @@
 """What every process of ours has in common: how it logs, listens, stops and says what it was given.
 
-A process says its settings in its first line, with secrets masked. It stops on SIGTERM and SIGINT,
+A process says its settings in its first line, with secrets masked, once it is clear that it can start:
+a mistake is one sentence and nothing else. It stops on SIGTERM and SIGINT,
 after what is under way is finished. What it cannot do is one sentence for a person.
 """
 

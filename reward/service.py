@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 def serve(settings: RewardSettings) -> None:
     """Runs until SIGTERM or Ctrl-C; raises Fatal with one sentence when it cannot."""
-    start_logging("reward", settings)
     functions = load_all(settings.function)
     check_tokenizer(settings.tokenizer)
     topics.check(settings)
     listener = listen(settings.host, settings.port)
+    start_logging("reward", settings)
     stop = stopped_by_signals()
     scorer = Scorer(settings.function, functions, settings.tokenizer, settings.processes)
     try:

@@ -50,8 +50,8 @@ def serve(settings: TrainSettings, probe: Probe = lambda stage: None) -> None:
     ranks = join()
     orders = Orders(ranks)
     if ranks.rank == 0:
-        start_logging("train", settings)
         topics.check(settings)
+        start_logging("train", settings)
         _lead(settings, orders, stopped_by_signals(), probe)
     else:
         _follow(settings, orders)
