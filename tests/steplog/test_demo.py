@@ -246,7 +246,7 @@ def whole_demo(*options: str) -> subprocess.CompletedProcess[str]:
     return steplog("demo", *options, COLUMNS="100")
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.broker
 @pytest.mark.timeout(1800)
 def test_the_whole_demo_learns_and_goes_on(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_the_whole_demo_learns_and_goes_on(tmp_path: Path) -> None:
     assert "versions  14" in again.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.broker
 @pytest.mark.timeout(1800)
 def test_without_a_learning_rate_nothing_is_learned(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.trainer.learning.training import MAX_AGE, RUN, VERSIONS, Training, tr
 from tests.trainer.learning.verdict import Verdict, judge
 from tests.vllm_engine import Engine, running_vllm
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.broker, pytest.mark.proof, pytest.mark.timeout(1200)]
 
 SEEDS = {1: 0, 2: 1, 3: 2}
 """Each with the staleness that admission aims at."""
