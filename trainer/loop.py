@@ -32,6 +32,7 @@ from trainer.training import Training, TrainOrder
 from trainer.weights.agreement import Disagreement, compare
 from trainer.weights.engine import EngineFailed
 from trainer.weights.fleet import Synced, Weights
+from trainer.weights.nccl import NoNccl
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +219,10 @@ class Loop:
         if not (self._settings.engines or self._settings.engines_file):
             return True
         self._orders.give("sync", str(version).encode())
-        report = self._weights.sync(version)
+        try:
+            report = self._weights.sync(version)
+        except NoNccl as error:
+            raise Fatal(str(error)) from error
         self._tell_engines(report)
         return report.counts
 

@@ -31,7 +31,7 @@ def test_the_example_is_a_whole_stack() -> None:
     assert second is not None and second.command[-4:] == ("--port", "8201", "--slot", "1")
     assert str(EXAMPLE) in second.command
     engine = plan.part("engine")
-    assert engine is not None and engine.command[-1] == '{"backend":"nccl"}'
+    assert engine is not None and engine.command[-1] == '{"backend":"steplog_nccl"}'
     assert engine.needs == (), "the slowest does not wait for anybody"
     assert all("topics" in part.needs for part in plan.parts[3:])
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from pool.errors import Fatal
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.source import Source
 from trainer.weights.transport import Client, Sender, TransportFailed, in_background
@@ -26,7 +25,7 @@ GRACE_S = 5.0
 """After the engines' time to join, for their errors to arrive before ours."""
 
 
-class NoNccl(Fatal):
+class NoNccl(Exception):
     """vLLM takes a library that it cannot use for none, and then every broadcast silently does nothing.
     Weights would be sent, confirmed and served that never came."""
 
