@@ -81,7 +81,7 @@ def start(directory: Path, port: int = DEFAULT_PORT, heap: str = DEFAULT_HEAP) -
     directory = directory.resolve()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory):
+        with locked(directory):
             running = status(directory)
             if not running:
                 return _start(directory, port, heap)
@@ -105,7 +105,7 @@ def stop(directory: Path) -> Broker | None:
     if not directory.is_dir():
         return None
     try:
-        with _locked(directory):
+        with locked(directory):
             broker = status(directory)
             if broker:
                 _end(broker)
@@ -128,7 +128,8 @@ def status(directory: Path) -> Broker | None:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
+    """One process at a time is in here."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
 from trainer.algorithm.statistics import PackStatistics
-from trainer.data.rows import Row
+from trainer.data.rows import plain_row
 from trainer.model import loading
 from trainer.model.pack import Pack, pack_of
 from trainer.model.packed import PackedModel
@@ -107,12 +107,9 @@ class Learner:
 
     def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """Of each id, given those before it, at temperature 1; 0 for the first."""
-        trained = np.arange(len(ids)) > 0
-        nothing = np.zeros(len(ids), np.float32)
-        row = Row(ids, trained, nothing, np.zeros(len(ids), np.int32), nothing + 1)
-        packed = pack_of([row], self.device)
+        packed = pack_of([plain_row(ids)], self.device)
         found = self._frozen_logprobs(packed, self.model).float().cpu().numpy()
-        return np.concatenate([nothing[:1], found])
+        return np.concatenate([np.zeros(1, np.float32), found])
 
     def weights(self, dtype: torch.dtype = torch.bfloat16) -> loading.TrainedWeights:
         """What engines get: all weights, adapters merged."""

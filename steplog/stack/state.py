@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from steplog.local_kafka import locked
 from steplog.stack.plan import Plan
 from steplog.stack.process import Process, wait_for
 
@@ -98,12 +99,8 @@ class Folder:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """One command at a time brings a stack up or takes it down."""
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(self.path):
             yield
-        finally:
-            os.close(handle)
 
 
 def _is_taken(handle: int) -> bool:

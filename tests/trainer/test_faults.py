@@ -15,9 +15,10 @@ from pool import topics
 from pool.connection import Connection
 from pool.ledger import Ledger
 from pool.topics import LEDGER, POLICY, REWARDED
-from schemas import Decision, PolicyVersion
+from schemas import PolicyVersion
 from tests.pool.log import records
 from tests.trainer.agents import RUN, submit_groups
+from tests.trainer.deciding.deciding import decisions
 from tests.trainer.lives import Life, settings_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -50,10 +51,6 @@ def until(is_so: Callable[[], bool]) -> None:
 def versions(log: Connection, phase: str) -> list[tuple[int, int]]:
     policy = (r for r in records(log, POLICY) if isinstance(r, PolicyVersion))
     return [(r.incarnation, r.version) for r in policy if r.phase == phase]
-
-
-def decisions(log: Connection) -> list[Decision]:
-    return [r for r in records(log, LEDGER) if isinstance(r, Decision)]
 
 
 def test_f8_of_two_trainers_one_works_and_the_other_waits_as_a_spare(

@@ -10,9 +10,10 @@ from pool import topics
 from pool.connection import Connection
 from pool.ledger import Ledger, group_id
 from pool.topics import LEDGER, POLICY
-from schemas import Decision, PolicyVersion
+from schemas import PolicyVersion
 from tests.pool.log import records
 from tests.trainer.agents import RUN, submit_groups
+from tests.trainer.deciding.deciding import decisions
 from tests.trainer.lives import Life, settings_of
 from tests.trainer.weights.stub_engine import StubEngine, running_stubs
 
@@ -39,10 +40,6 @@ VERSIONS = 24
 def log(connection: Connection) -> Connection:
     topics.create(connection, partitions=3)
     return connection
-
-
-def decisions(connection: Connection) -> list[Decision]:
-    return [r for r in records(connection, LEDGER) if isinstance(r, Decision)]
 
 
 def weights(folder: Path, version: int) -> dict[str, Any]:

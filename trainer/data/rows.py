@@ -54,6 +54,13 @@ class Row:
         return len(self.ids)
 
 
+def plain_row(ids: NDArray[np.int32]) -> Row:
+    """Ids that nobody sampled, all of them to be looked at: for asking a model about them."""
+    nothing = np.zeros(len(ids), np.float32)
+    trained = np.arange(len(ids)) > 0
+    return Row(ids, trained, nothing, np.zeros(len(ids), np.int32), nothing + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One trajectory of a batch."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from pool.groups import TRAIN, Group, Judgement, usable
-from pool.marks import PolicyMarks, runs
+from pool.marks import PolicyMarks
 from pool.trajectories import Trajectory, step_of
 from schemas import DecidedGroup
 from trainer.data.rows import problem_of
@@ -73,7 +73,3 @@ class Judge:
 def newest_version(trajectory: Trajectory) -> int:
     """Of the weights that sampled its youngest token."""
     return max(s.version for received in trajectory.steps for s in step_of(received).segments)
-
-
-def is_foreign(trajectory: Trajectory, run: str) -> bool:
-    return runs(trajectory) != {run}

@@ -74,7 +74,7 @@ def packed_attention(
         out = _by_rows(query, key, value, row_lengths, scaling, sliding_window)
     elif row_blocks is not None:
         if sliding_window is not None:
-            raise NotImplementedError("flex attention has no sliding window here")
+            raise Unpackable("flex attention has no sliding window here")
         out = _flex(query, key, value, block_mask=row_blocks, scale=scaling, enable_gqa=True)
     else:
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -83,18 +83,22 @@ def packed_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
+class Unpackable(RuntimeError):
+    """A model asks for what packed rows cannot have; `probing` then takes another way."""
+
+
 def _refuse(module: Any, mask: Any, bounds: Any, others: dict[str, Any]) -> None:
     if bounds is None:
-        raise NotImplementedError(f"{type(module).__name__} does not pass on where rows begin")
+        raise Unpackable(f"{type(module).__name__} does not pass on where rows begin")
     causal = others.get("is_causal")
     if (
         mask is not None
         or (getattr(module, "is_causal", True) if causal is None else causal) is False
     ):
-        raise NotImplementedError(f"{type(module).__name__} has a mask of its own")
+        raise Unpackable(f"{type(module).__name__} has a mask of its own")
     found = [name for name in REFUSED if others.get(name) is not None]
     if found:
-        raise NotImplementedError(f"{type(module).__name__} uses {found[0]}")
+        raise Unpackable(f"{type(module).__name__} uses {found[0]}")
 
 
 def _varlen(
@@ -116,7 +120,7 @@ def _varlen(
     elif window is None:
         options["is_causal"] = True
     else:
-        raise NotImplementedError("this torch has no sliding window for packed rows")
+        raise Unpackable("this torch has no sliding window for packed rows")
     if "enable_gqa" in _VARLEN:
         options["enable_gqa"] = True
     else:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.data.rows import Row
+from trainer.data.rows import Row, plain_row
 from trainer.model import attention
 from trainer.model.pack import pack_of
 from trainer.model.packed import PackedModel, Way
@@ -28,7 +28,7 @@ SAME = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
 def find_way(model: PackedModel, dtype: Any, device: Any) -> Way:
     """Every rank of a sharded model has to call it."""
     ids = np.random.default_rng(0).integers(0, model.causal.config.vocab_size, 24)
-    first, other, second = (_row(part) for part in np.split(ids, [8, 16]))
+    first, other, second = (plain_row(part.astype(np.int32)) for part in np.split(ids, [8, 16]))
     alone = _ask(model, [second], Way("single", "full"), device)
     for way in _candidates(model, device, dtype):
         try:
@@ -51,17 +51,6 @@ def _candidates(model: PackedModel, device: Any, dtype: Any) -> list[Way]:
     kernels = (*attention.kernels(device, dtype), "single")
     heads = ("chunked", "full") if plain else ("full",)
     return [Way(kernel, head) for kernel in kernels for head in heads]  # type: ignore[arg-type]
-
-
-def _row(ids: Any) -> Row:
-    size = len(ids)
-    return Row(
-        ids=ids.astype(np.int32),
-        trainable=np.arange(size) > 0,
-        behaviour=np.zeros(size, np.float32),
-        versions=np.zeros(size, np.int32),
-        temperatures=np.ones(size, np.float32),
-    )
 
 
 def _ask(model: PackedModel, rows: list[Row], way: Way, device: Any) -> Any:
