@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from pool.connection import Connection
-from pool.process import LOOPBACK
+from pool.process import check_address
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -28,9 +28,6 @@ class MonitorSettings(Connection):
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:
-        if self.host not in LOOPBACK and not self.insecure:
-            raise ValueError(
-                f"listening on {self.host} shows the metrics to anybody who reaches it; "
-                "give --insecure where that is meant"
-            )
+        danger = "shows the metrics to anybody who reaches it; give --insecure where that is meant"
+        check_address(self.host, self.insecure, danger)
         return self

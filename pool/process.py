@@ -49,6 +49,12 @@ def _without_login(value: Any) -> Any:
     return LOGIN.sub("***", value) if isinstance(value, str) else value
 
 
+def check_address(host: str, insecure: bool, danger: str) -> None:
+    """Refuses, for settings, an address that others can reach, unless that is meant."""
+    if host not in LOOPBACK and not insecure:
+        raise ValueError(f"listening on {host} {danger}")
+
+
 def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """A bound socket: port 0 takes any free one. `reuse_port` lets several processes share it."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

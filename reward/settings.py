@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from pool.connection import Connection
-from pool.process import LOOPBACK
+from pool.process import check_address
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -33,9 +33,9 @@ class RewardSettings(Connection):
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:
-        if self.host not in LOOPBACK and not self.insecure:
-            raise ValueError(
-                f"listening on {self.host} lets anybody who reaches it run the reward functions; "
-                "give --insecure where only the gateway can reach it"
-            )
+        danger = (
+            "lets anybody who reaches it run the reward functions; "
+            "give --insecure where only the gateway can reach it"
+        )
+        check_address(self.host, self.insecure, danger)
         return self

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pool.connection import Connection
-from pool.process import LOOPBACK
+from pool.process import check_address
 from trainer.algorithm.alarms import AlarmSettings
 from trainer.algorithm.settings import LossSettings
 from trainer.deciding.settings import DecidingSettings
@@ -59,11 +59,8 @@ class TrainSettings(
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:
-        if self.host not in LOOPBACK and not self.insecure:
-            raise ValueError(
-                f"listening on {self.host} shows the metrics to anybody who reaches it; "
-                "give --insecure where that is meant"
-            )
+        danger = "shows the metrics to anybody who reaches it; give --insecure where that is meant"
+        check_address(self.host, self.insecure, danger)
         return self
 
 
