@@ -63,6 +63,11 @@ class Ledger:
                 f"{group.partition} is trained by Decisions {earlier} and {sequence}"
             )
 
+    @property
+    def topic(self) -> str | None:
+        """Where the records lie that its Decisions name."""
+        return next((decision.topic for decision in self._decisions.values()), None)
+
     def decision(self, sequence: int) -> Decision | None:
         return self._decisions.get(sequence)
 

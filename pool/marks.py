@@ -46,6 +46,8 @@ class PolicyMarks:
         self._versions: list[int] = []
         self._steps: list[list[int]] = []
         self._rewarded: list[list[int]] = []
+        self.topic: str | None = None
+        """The topic of rewards that the run is trained from."""
         for record in records:
             self.add(record)
 
@@ -66,9 +68,16 @@ class PolicyMarks:
         self._versions.append(record.version)
         self._steps.append(record.steps_marks)
         self._rewarded.append(record.rewarded_marks)
+        self.topic = record.topic
 
     def is_opened(self, version: int) -> bool:
         return version in self._versions
+
+    def opened_at(self, version: int) -> tuple[list[int], list[int]]:
+        """Offsets in `steps` and in its topic of rewards before which nothing lies that `version`
+        generated."""
+        at = self._versions.index(version)
+        return self._steps[at], self._rewarded[at]
 
     def version_at(self, position: Position) -> int | None:
         """The newest version that can have generated the record at this place in `steps`."""

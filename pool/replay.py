@@ -12,7 +12,6 @@ from pool.errors import OffsetLost
 from pool.groups import Group
 from pool.progress import Received
 from pool.reader import Reader, open_topic
-from pool.topics import REWARDED
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
 from schemas import Codec, DecidedGroup, Decision, Member
 
@@ -20,23 +19,25 @@ from schemas import Codec, DecidedGroup, Decision, Member
 async def batch(connection: Connection, codec: Codec, decision: Decision) -> list[Group]:
     """The trained groups with their trained members, in the order of the Decision."""
     groups = [group for group in decision.groups if group.verdict == "train"]
-    return await read_groups(connection, codec, groups)
+    return await read_groups(connection, codec, decision.topic, groups)
 
 
 async def read_groups(
-    connection: Connection, codec: Codec, groups: Sequence[DecidedGroup]
+    connection: Connection, codec: Codec, topic: str, groups: Sequence[DecidedGroup]
 ) -> list[Group]:
     """Some of a Decision's groups, with their trained members."""
     if not groups:
         return []
-    async with open_topic(connection, REWARDED) as reader:
+    async with open_topic(connection, topic) as reader:
         records = await _read(reader, codec, groups)
     return [_group(group, records) for group in groups]
 
 
-async def gone(connection: Connection, groups: Sequence[DecidedGroup]) -> list[DecidedGroup]:
+async def gone(
+    connection: Connection, topic: str, groups: Sequence[DecidedGroup]
+) -> list[DecidedGroup]:
     """Those of which the log has deleted records."""
-    async with open_topic(connection, REWARDED) as reader:
+    async with open_topic(connection, topic) as reader:
         bounds = await reader.bounds(reader.partitions)
     return [group for group in groups if _first_offset(group) < bounds[group.partition].low]
 

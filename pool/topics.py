@@ -1,7 +1,9 @@
 """The topics: what exists, how it is kept, and whether a cluster fits."""
 
+import re
 import time
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -69,6 +71,25 @@ TOPICS: Mapping[str, Topic] = {
 }
 
 
+TAG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+TWIN = re.compile(rf"{REWARDED}\.{TAG.pattern}")
+
+
+def rewarded_topic(tag: str | None) -> str:
+    """Where the rewards of a tag stand. Without one it is the topic that everybody trains from; the
+    others are its twins, made by scoring the same Steps in another way."""
+    if tag is None:
+        return REWARDED
+    if not TAG.fullmatch(tag):
+        raise Fatal(f"a tag has small letters, digits and dashes, and {tag!r} has others")
+    return f"{REWARDED}.{tag}"
+
+
+def kind(name: str) -> Topic | None:
+    """What a topic of ours is like; None: it is none of ours."""
+    return TOPICS[REWARDED] if TWIN.fullmatch(name) else TOPICS.get(name)
+
+
 class Found(NamedTuple):
     """What a cluster has of one topic."""
 
@@ -89,6 +110,13 @@ def create(connection: Connection, partitions: int = PARTITIONS, replication: in
         for name, topic in TOPICS.items()
         if name not in existing
     ]
+    _make(connection, new)
+    _wait_until_seen(connection, TOPICS.keys())
+    check(connection)
+    return [topic.topic for topic in new]
+
+
+def _make(connection: Connection, new: list[NewTopic]) -> None:
     admin = _admin(connection)
     for name, future in admin.create_topics(new).items() if new else ():
         try:
@@ -96,9 +124,33 @@ def create(connection: Connection, partitions: int = PARTITIONS, replication: in
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise Fatal(f"topic {name} was not created: {error.args[0].str()}") from error
-    _wait_until_seen(connection)
-    check(connection)
-    return [topic.topic for topic in new]
+
+
+def create_twin(connection: Connection, tag: str) -> bool:
+    """Makes the rewarded topic of a tag, as the one without has been made; False: it is there."""
+    name, found = rewarded_topic(tag), check(connection)
+    if name in found:
+        check_twin(found, connection, name)
+        return False
+    topic = NewTopic(
+        connection.topic_name(name),
+        num_partitions=found[REWARDED].partitions,
+        replication_factor=found[REWARDED].replication,
+        config=TOPICS[REWARDED].config(),
+    )
+    _make(connection, [topic])
+    _wait_until_seen(connection, {name})
+    return True
+
+
+def check_twin(found: Mapping[str, Found], connection: Connection, name: str) -> None:
+    """Refuses a topic of rewards that is not there, or that would split groups."""
+    if name not in found:
+        raise TopicMismatch(
+            f"{connection.topic_name(name)} not found at {connection.bootstrap}; rewards get a tag "
+            "with `steplog replay rescore --into` or `steplog reward --into`"
+        )
+    _check_same(found, connection, name)
 
 
 def check(connection: Connection) -> dict[str, Found]:
@@ -110,15 +162,19 @@ def check(connection: Connection) -> dict[str, Found]:
             f"{', '.join(missing)} not found at {connection.bootstrap}; "
             "make what is missing with `steplog topics create`"
         )
-    steps, rewarded = found[STEPS].partitions, found[REWARDED].partitions
+    _check_same(found, connection, REWARDED)
+    _check_sizes(connection)
+    return found
+
+
+def _check_same(found: Mapping[str, Found], connection: Connection, name: str) -> None:
+    steps, rewarded = found[STEPS].partitions, found[name].partitions
     if steps != rewarded:
         raise TopicMismatch(
             f"{connection.topic_name(STEPS)} has {steps} partitions and "
-            f"{connection.topic_name(REWARDED)} has {rewarded}, so a group would lie in two places; "
+            f"{connection.topic_name(name)} has {rewarded}, so a group would lie in two places; "
             "make both anew with the same number"
         )
-    _check_sizes(connection)
-    return found
 
 
 def find(connection: Connection) -> dict[str, Found]:
@@ -136,11 +192,13 @@ def find(connection: Connection) -> dict[str, Found]:
             error.args[0],
             "start one with `steplog kafka start` or name yours with --bootstrap",
         ) from error
-    names = {connection.topic_name(name): name for name in TOPICS}
+    prefix = connection.topic_prefix
     return {
-        names[topic]: Found(len(about.partitions), len(about.partitions[0].replicas))
+        name: Found(len(about.partitions), len(about.partitions[0].replicas))
         for topic, about in metadata.topics.items()
-        if topic in names and about.partitions
+        if topic.startswith(prefix)
+        and kind(name := topic.removeprefix(prefix))
+        and about.partitions
     }
 
 
@@ -157,10 +215,10 @@ def _connect(admin: AdminClient, troubles: Troubles) -> None:
                 raise refusal from None
 
 
-def _wait_until_seen(connection: Connection) -> None:
+def _wait_until_seen(connection: Connection, names: AbstractSet[str]) -> None:
     """Brokers learn of a topic a moment after the controller has made it."""
     deadline = time.monotonic() + TIMEOUT
-    while TOPICS.keys() - find(connection).keys() and time.monotonic() < deadline:
+    while names - find(connection).keys() and time.monotonic() < deadline:
         time.sleep(POLL)
 
 

@@ -211,6 +211,7 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     rewarded_marks: list[int] = []
     weights: str | None = None
     created_at: int = 0
+    topic: str = "rewarded"
 
 
 class Member(Part, frozen=True, kw_only=True):
@@ -258,6 +259,7 @@ class Decision(Record, frozen=True, kw_only=True):
     packing: Json = "{}"
     seed: int = 0
     created_at: int = 0
+    topic: str = "rewarded"
 
 
 class Outcome(Record, frozen=True, kw_only=True):

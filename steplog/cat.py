@@ -20,7 +20,8 @@ from pool.errors import PoolError
 from pool.history import PromptHistory, open_history
 from pool.prompts import BrokenPrompt
 from pool.reader import Reader, open_topic
-from pool.topics import TOPICS
+from pool.selection import offset_or_time
+from pool.topics import TOPICS, kind
 from schemas import Codec, Record, SchemaError, Step
 from schemas.packing import unpack_ids
 from schemas.plain import plain
@@ -44,24 +45,14 @@ class CatSettings(Connection):
     def _known_topic(cls, topic: str, info: ValidationInfo) -> str:
         """With or without the prefix, as Kafka's own tools show it."""
         name = topic.removeprefix(info.data.get("topic_prefix", ""))
-        if name not in TOPICS:
+        if kind(name) is None:
             raise ValueError(f"there is no topic {topic!r}; choose one of {', '.join(TOPICS)}")
         return name
 
     @field_validator("from_", mode="before")
     @classmethod
     def _offset_or_time(cls, start: object) -> object:
-        if not isinstance(start, str):
-            return start
-        if start.isdecimal():
-            return int(start)
-        try:
-            time = datetime.fromisoformat(start)
-        except ValueError:
-            raise ValueError(
-                "it is neither an offset nor a time like 2030-01-31T12:00:00Z"
-            ) from None
-        return time if time.tzinfo else time.replace(tzinfo=UTC)
+        return offset_or_time(start)
 
 
 class Tokenizer(Protocol):

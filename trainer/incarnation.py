@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pool.connection import Connection
 from pool.consumer import StatefulConsumer
 from pool.ends import Ends
+from pool.errors import Fatal
 from pool.groups import GroupAssembler, GroupRules
 from pool.ledger import Ledger
 from pool.marks import PolicyMarks
 from pool.membership import wait_until_empty
 from pool.producer import Output
 from pool.reader import open_topic
-from pool.topics import LEDGER, POLICY, REWARDED, STEPS
+from pool.topics import LEDGER, POLICY, STEPS
 from schemas import Decision, Outcome, PolicyVersion, Record
 from schemas.records import Phase
 from trainer.deciding.waiting import Item
@@ -40,6 +41,7 @@ class Incarnation:
         connection: Connection,
         run: str,
         group: str,
+        topic: str,
         rules: GroupRules,
         max_waiting: int,
         probe: Callable[[str], None],
@@ -47,6 +49,8 @@ class Incarnation:
     ) -> None:
         self.run = run
         self.group = group
+        self.topic = topic
+        """Of rewards, without its prefix."""
         self.topic_name = connection.topic_name
         self.codec = connection.codec()
         self._connection = connection
@@ -54,7 +58,7 @@ class Incarnation:
         self.assemblers: dict[int, GroupAssembler] = {}
         self.consumer: StatefulConsumer[Item] = StatefulConsumer(
             connection,
-            topic=REWARDED,
+            topic=topic,
             group=group,
             transactional_id=f"{connection.topic_prefix}trainer-{run}",
             assembler=self._assembler,
@@ -65,9 +69,19 @@ class Incarnation:
         )
         self.marks = PolicyMarks(run, _of_type(PolicyVersion, self._read(POLICY)))
         self.ledger = Ledger(run, self._read(LEDGER))
+        self._check_topic()
         self.number = self.marks.incarnation + 1
-        self._ends = Ends(connection, STEPS, REWARDED)
+        self._ends = Ends(connection, STEPS, topic)
         self.write(self._version(self.marks.opened or 0, "started"))
+
+    def _check_topic(self) -> None:
+        """Offsets of two topics in one ledger would mean nothing."""
+        earlier = self.ledger.topic
+        if earlier not in (None, self.topic):
+            raise Fatal(
+                f"run {self.run} has been trained from {earlier}, and this is {self.topic}; "
+                "go on with those rewards, or give the run another name"
+            )
 
     def _assembler(self, partition: int) -> GroupAssembler:
         self.assemblers[partition] = GroupAssembler(
@@ -102,7 +116,7 @@ class Incarnation:
             self.write(self._version(version, "opened"))
         else:
             ends = self._ends.sample()
-            self.write(self._version(version, "opened", ends[STEPS], ends[REWARDED]))
+            self.write(self._version(version, "opened", ends[STEPS], ends[self.topic]))
 
     def forget_before(self, version: int) -> None:
         """Keeps of the ledger what a rebuild, or training again from this version, would need."""
@@ -127,6 +141,7 @@ class Incarnation:
             steps_marks=list(steps),
             rewarded_marks=list(rewarded),
             created_at=now_ms(),
+            topic=self.topic,
         )
 
 

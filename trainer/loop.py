@@ -117,7 +117,7 @@ class Loop:
         lost = self._life.ledger.lost()
         groups = [g for d in decisions for g in d.groups if g.verdict == "train"]
         known = [g for g in groups if group_id(g) not in lost]
-        gone = asyncio.run(replay.gone(self._settings, known)) if known else []
+        gone = asyncio.run(replay.gone(self._settings, self._life.topic, known)) if known else []
         if not gone:
             return
         if not self._settings.accept_loss:

@@ -50,7 +50,7 @@ def serve(settings: TrainSettings, probe: Probe = lambda stage: None) -> None:
     ranks = join()
     orders = Orders(ranks)
     if ranks.rank == 0:
-        topics.check(settings)
+        topics.check_twin(topics.check(settings), settings, settings.topic)
         start_logging("train", settings)
         _lead(settings, orders, stopped_by_signals(), probe)
     else:
@@ -80,6 +80,7 @@ def _lead(settings: TrainSettings, orders: Orders, stop: threading.Event, probe:
             settings,
             settings.run,
             settings.consumer_group,
+            settings.topic,
             settings.group_rules(),
             settings.waiting_groups,
             probe,

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pool.connection import Connection
 from pool.process import check_address
+from pool.topics import rewarded_topic
 from trainer.algorithm.alarms import AlarmSettings
 from trainer.algorithm.settings import LossSettings
 from trainer.deciding.settings import DecidingSettings
@@ -23,6 +24,9 @@ class TrainSettings(
     run: str = Field("default", description="name of the training run; gateways have the same")
     model: Path = Field(description="Hugging Face folder of the model that the run starts from")
     group: str | None = Field(None, description="consumer group (default: steplog-trainer-RUN)")
+    rewards: str | None = Field(
+        None, description="tag of the rewards to train on (default: those without a tag)"
+    )
     checkpoints: Path = Field(Path("checkpoints"), description="folder for checkpoints, per run")
     checkpoint_every: Positive = Field(20, description="versions between two checkpoints")
     keep_checkpoints: Positive = Field(3, description="newest checkpoints that are kept")
@@ -52,6 +56,10 @@ class TrainSettings(
     host: str = Field("127.0.0.1", description="address for /health, /ready and /metrics")
     port: int = Field(8300, ge=0, lt=65536, description="port for them; 0 takes any free one")
     insecure: bool = Field(False, description="let anybody who reaches another address read them")
+
+    @property
+    def topic(self) -> str:
+        return rewarded_topic(self.rewards)
 
     @property
     def consumer_group(self) -> str:

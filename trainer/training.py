@@ -47,7 +47,7 @@ class Training:
         ranks = self.learner.ranks
         loss = self._adopt(decision)
         share = shares(decision, lost, ranks.rank, ranks.world)
-        groups = asyncio.run(read_groups(self._connection, self._codec, share))
+        groups = asyncio.run(read_groups(self._connection, self._codec, decision.topic, share))
         batch = make_batch(
             decision, groups, loss, self._limits, ranks.total, ranks.rank, ranks.world
         )

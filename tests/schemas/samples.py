@@ -144,6 +144,7 @@ FULL: list[Record] = [
         rewarded_marks=[0, 5],
         weights="sha256:00",
         created_at=1,
+        topic="rewarded.other",
     ),
     Decision(
         run="run-1",
@@ -172,6 +173,7 @@ FULL: list[Record] = [
         settings='{"loss": "dppo_tv"}',
         packing='{"budget": 4096}',
         seed=-1,
+        topic="rewarded.other",
         created_at=1,
     ),
     Outcome(

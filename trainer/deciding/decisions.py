@@ -175,5 +175,6 @@ class Decisions:
             needs=self._life.ledger.needs(),
             skipped=verdicts.skipped,
             created_at=now_ms(),
+            topic=self._life.topic,
             **(self._describe(sequence) if trains else {}),
         )

@@ -1,7 +1,6 @@
 """The state of deciding, for those who watch."""
 
 from pool.metrics import show_lag
-from pool.topics import REWARDED
 from pool.trajectories import step_of
 from trainer import metrics
 from trainer.incarnation import Incarnation, now_ms
@@ -20,4 +19,4 @@ def show_state(life: Incarnation) -> None:
     metrics.oldest_open_group.set((now_ms() - min(births)) / 1000 if births else 0)
     for at in life.consumer.offsets():
         metrics.rebuild_offset.labels(str(at.partition)).set(max(at.rebuild, 0))
-    show_lag(life.group, life.topic_name(REWARDED), life.consumer.lags())
+    show_lag(life.group, life.topic_name(life.topic), life.consumer.lags())

@@ -6,7 +6,7 @@ from typing import Any
 
 from pool.connection import Connection
 from pool.groups import Group
-from pool.topics import LEDGER
+from pool.topics import LEDGER, REWARDED
 from pool.trajectories import Trajectory
 from schemas import Decision
 from tests.pool.log import records
@@ -30,7 +30,7 @@ class Deciding:
     def __init__(self, connection: Connection, verdicts_every: float, **fields: Any) -> None:
         self.settings = DecidingSettings(**{"groups_per_batch": 2, **fields})
         self.life = Incarnation(
-            connection, RUN, GROUP, self.settings.group_rules(), 1_000, lambda stage: None
+            connection, RUN, GROUP, REWARDED, self.settings.group_rules(), 1_000, lambda _: None
         )
         judge = Judge(self.settings, self.life.marks, reward)
         self.decider = Decider(

@@ -13,7 +13,7 @@ from pool.connection import Connection
 from pool.errors import Fenced
 from pool.groups import GroupRules
 from pool.marks import PolicyMarks
-from pool.topics import LEDGER, POLICY
+from pool.topics import LEDGER, POLICY, REWARDED
 from pool.transaction import read_offsets
 from schemas import Feedback, PolicyVersion, Record, TrajectoryEnd
 from tests.pool.log import records
@@ -119,7 +119,7 @@ def test_what_is_too_old_for_certain_is_skipped_without_being_read(log: Connecti
     # A long outage: agents go on, and versions pass.
     missed = [f"missed{n}" for n in range(200)]
     submit_groups(log, missed, version=0)
-    without_reading = Incarnation(log, RUN, GROUP, GroupRules(), 100, lambda stage: None)
+    without_reading = Incarnation(log, RUN, GROUP, REWARDED, GroupRules(), 100, lambda stage: None)
     for version in (1, 2, 3, 4):
         without_reading.open(version)
     without_reading.consumer.close()

@@ -1,0 +1,70 @@
+"""The log as a data set: the whole trajectories of a selection.
+
+A trajectory belongs to a range in which it ended. It may have begun before, so reading begins a
+little earlier; the few that began earlier still are counted, not guessed.
+"""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from pool.connection import Connection
+from pool.scan import Scan, received
+from pool.selection import Selection, SelectionSettings, find_ranges
+from pool.topics import STEPS
+from pool.trajectories import MEMORY, Stray, Trajectory, TrajectoryAssembler
+from schemas import Codec, TrajectoryEnd
+
+LOOK_BACK = 20_000
+"""Offsets before a range of `steps`: agents work side by side, and one may take long. Rewards are
+written trajectory by trajectory, so there what an assembler remembers is enough."""
+
+
+class Dataset:
+    """Iterate over it once; `scan` says how far it is."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        settings: SelectionSettings,
+        channel: str | None = None,
+        codec: Codec | None = None,
+    ) -> None:
+        self.missed = 0
+        """Trajectories that ended in the range and began too long before it."""
+        ranges = find_ranges(connection, topic, settings)
+        back = LOOK_BACK if topic == STEPS else MEMORY
+        self.scan = Scan(connection, topic, ranges.earlier(back))
+        self._spans = ranges.spans
+        self._selection = Selection(settings, channel)
+        self._codec = codec or connection.codec()
+        self._assemblers = {number: TrajectoryAssembler() for number in self._spans}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.scan.__exit__(kind, error, trace)
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        for message in self.scan:
+            if message.value() is None:
+                continue
+            one = received(message, self._codec)
+            item = self._assemblers[one.partition].feed(one)
+            if one.offset < self._spans[one.partition].first:
+                continue
+            if isinstance(item, Trajectory) and self._selection.has(item):
+                yield item
+            elif isinstance(item, Stray) and _began_too_early(item):
+                self.missed += 1
+
+
+def _began_too_early(stray: Stray) -> bool:
+    return isinstance(stray.received.record, TrajectoryEnd) and "not open" in stray.reason
