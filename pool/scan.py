@@ -17,7 +17,8 @@ from pool.errors import BrokerUnavailable, OffsetLost
 from pool.progress import Received
 from schemas import Codec
 
-POLL = 1.0
+POLL = 0.1
+"""Seconds to wait for a full batch."""
 SILENCE = 30.0
 """Seconds without a record after which the brokers count as gone."""
 NO_GROUP = "steplog-scan"
