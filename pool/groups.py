@@ -10,6 +10,7 @@ Rules, each tested by name:
 * Feedback counts until the group is decided; the last by offset in `steps` wins.
 * Failed and cancelled members leave the group and are never scored 0. It is usable with at least
   max(2, ceil(quorum * group_size)) members, else it is `too_few`.
+* A group that was posted as one (`pool.scored`) is closed as it comes.
 * What a Decision names is done: when it is read again, nothing comes of it.
 * Groups of one prompt are decided in the order in which they closed: then the newest decided one
   tells what is late, and a rebuild need not know which were closed at which record.
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pool import scored
 from pool.progress import Received
 from pool.trajectories import (
     MEMORY,
@@ -29,7 +31,7 @@ from pool.trajectories import (
     source,
     step_of,
 )
-from schemas import DecidedGroup, Feedback, Member, TrajectoryEnd
+from schemas import DecidedGroup, Feedback, Member, ScoredGroup, TrajectoryEnd
 from schemas.records import Verdict
 
 DECIDED_MEMORY = 1_000_000
@@ -231,6 +233,8 @@ class GroupAssembler:
         self._name(others)
 
     def feed(self, received: Received) -> Group | Outsider | Stray | None:
+        if isinstance(received.record, ScoredGroup):
+            return self._scored(received, received.record)
         item = self._trajectories.feed(received)
         if item is None:
             return None
@@ -352,6 +356,20 @@ class GroupAssembler:
                 group.feedback.append(stray.received)
                 return self._close_if_complete(group)
         return Stray(stray.received, "late", "its group is decided, or never was")
+
+    def _scored(self, received: Received, record: ScoredGroup) -> Group | Stray | None:
+        trajectories = scored.members(received)
+        if not trajectories:
+            return Stray(received, "invalid", "it has no sequence with a score")
+        if record.channel != self._rules.channel:
+            return Stray(received, "other_channel", f"its channel is {record.channel}")
+        if any(received.offset in offsets for offsets in self._done.get(trajectories[0].uid, ())):
+            return None
+        group = Group(record.prompt_uid, received.partition, len(trajectories))
+        group.members = {trajectory.uid: trajectory for trajectory in trajectories}
+        group.closed_at = received.offset
+        self._undecided.setdefault(group.prompt_uid, []).append(group)
+        return group
 
     def _close_if_complete(self, group: Group) -> Group | None:
         if group.closed_at is not None or not group.is_complete():

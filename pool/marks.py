@@ -96,11 +96,23 @@ class PolicyMarks:
         foreign = runs(trajectory) - {self.run}
         if foreign:
             raise UnknownAge(f"it belongs to run {min(foreign)}, not {self.run}")
+        if trajectory.is_scored:
+            return Age(version - self._version_when_posted(trajectory.began), 0)
         return max(
             (self._step_age(received, version) for received in trajectory.steps),
             key=lambda age: age.total,
             default=Age(0, 0),
         )
+
+    def _version_when_posted(self, position: Position) -> int:
+        """The newest when a group was posted to its topic of rewards; how long it was in flight before
+        nobody knows."""
+        at = bisect_right(
+            self._rewarded, position.offset, key=lambda marks: _mark(marks, position.partition)
+        )
+        if not at:
+            raise UnknownAge("it was posted before any version was open")
+        return self._versions[at - 1]
 
     def _step_age(self, received: Received, version: int) -> Age:
         step, position = step_of(received), source(received)

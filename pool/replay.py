@@ -7,13 +7,14 @@ the same order whenever it is asked for: after a crash, in another process, year
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from pool import scored
 from pool.connection import Connection
 from pool.errors import OffsetLost
 from pool.groups import Group
 from pool.progress import Received
 from pool.reader import Reader, open_topic
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
-from schemas import Codec, DecidedGroup, Decision, Member
+from schemas import Codec, DecidedGroup, Decision, Member, ScoredGroup
 
 
 async def batch(connection: Connection, codec: Codec, decision: Decision) -> list[Group]:
@@ -74,6 +75,11 @@ def _group(decided: DecidedGroup, records: dict[tuple[int, int], Received]) -> G
     group = Group(decided.prompt_uid, decided.partition, size=len(decided.members))
     group.closed_at = decided.closed_at
     for member in trained(decided):
+        first = records[decided.partition, member.offsets[0]]
+        if isinstance(first.record, ScoredGroup):
+            posted = {trajectory.uid: trajectory for trajectory in scored.members(first)}
+            group.members[member.trajectory_uid] = posted[member.trajectory_uid]
+            continue
         assembler = TrajectoryAssembler()
         for offset in member.offsets:
             item = assembler.feed(records[decided.partition, offset])

@@ -23,7 +23,7 @@ import msgspec
 
 from pool.progress import Received
 from pool.prompts import BrokenPrompt, full_prompts
-from schemas import Feedback, Position, Record, Step, StepNote, TrajectoryEnd
+from schemas import Feedback, Position, Record, ScoredGroup, Step, StepNote, TrajectoryEnd
 from schemas.records import Verdict
 
 MEMORY = 2_000
@@ -54,6 +54,8 @@ class Trajectory:
     undelivered: frozenset[str]
     records: Sequence[Received]
     """Everything that it is made of, as it was read; the End is last."""
+    advantages: bytes | None = None
+    """Packed float32, one per token, where an environment gave them (`pool.scored`)."""
 
     @property
     def uid(self) -> str:
@@ -66,6 +68,11 @@ class Trajectory:
     @property
     def first_offset(self) -> int:
         return self.records[0].offset
+
+    @property
+    def is_scored(self) -> bool:
+        """It was posted through the Atropos API: nobody knows which weights sampled it."""
+        return isinstance(self.records[0].record, ScoredGroup)
 
     @property
     def began(self) -> Position:

@@ -90,7 +90,7 @@ def make_sample(
     truncated = is_truncated(member)
     rows = rows_of(member)
     oldest = version - 1 - limits.max_age
-    if runs(member) != {limits.run}:
+    if member.is_scored or runs(member) != {limits.run}:
         rows = tuple(_of_unknown_age(row, version) for row in rows)
     elif limits.masks_stale:
         rows = tuple(_without(row, (row.versions >= 0) & (row.versions < oldest)) for row in rows)
@@ -123,5 +123,6 @@ def _without(row: Row, left_out: "np.ndarray[tuple[int, ...], np.dtype[np.bool_]
 
 
 def _of_unknown_age(row: Row, version: int) -> Row:
-    """Versions of another run say nothing here. An age of -1 is one that nobody knows."""
+    """Versions of another run say nothing here, and posted trajectories have none. An age of -1 is
+    one that nobody knows."""
     return replace(row, versions=np.where(row.versions >= 0, version, -1).astype(np.int32))

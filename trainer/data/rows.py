@@ -12,7 +12,7 @@ Rules, each tested by name:
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -49,6 +49,8 @@ class Row:
     """Of the weights that sampled it, -1 where nothing was sampled."""
     temperatures: NDArray[np.float32]
     """At sampling, 1 where nothing was sampled."""
+    advantages: NDArray[np.float32] | None = None
+    """Where the environment gave them; else the trajectory's own holds for all ids."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -118,8 +120,15 @@ def rows_of(trajectory: "Trajectory") -> tuple[Row, ...]:
         if not begun:
             rows.append(row)
         row.add(prompt, step)
-    closed = (row.close() for row in rows)
+    closed = [row.close() for row in rows]
+    if trajectory.advantages is not None:
+        closed = [replace(row, advantages=_given(trajectory.advantages, row)) for row in closed]
     return tuple(row for row in closed if row.trainable.any())
+
+
+def _given(packed: bytes, row: Row) -> NDArray[np.float32]:
+    """Ids that stand behind the last sampled one are not in the row."""
+    return np.frombuffer(packed, "<f4")[: len(row)]
 
 
 def steps_of(trajectory: "Trajectory") -> int:

@@ -19,6 +19,11 @@ from trainer.deciding.settings import DecidingSettings
 EQUAL_REWARDS = 1e-6
 """Rewards that differ by no more teach nothing."""
 
+UNASKED = (
+    "it was posted through the Atropos API, and nobody knows how long it was in flight; "
+    "--accept-scored trains it all the same"
+)
+
 
 class Judge:
     """`reward` gives what a member counts with, shaping included."""
@@ -41,6 +46,8 @@ class Judge:
         if decided.verdict != "train":
             return decided
         used = [m.trajectory_uid for m in decided.members if m.verdict == "train"]
+        if any(group.members[uid].advantages is not None for uid in used):
+            return decided  # the environment says itself what each token is worth
         rewards = [self._reward(group, group.members[uid]) for uid in used]
         if max(rewards) - min(rewards) > EQUAL_REWARDS:
             return decided
@@ -52,6 +59,8 @@ class Judge:
         judgement = usable(group, member)
         if judgement.verdict != "train":
             return judgement
+        if member.is_scored and not self._settings.accept_scored:
+            return Judgement("invalid", UNASKED)
         problem = problem_of(member)
         if problem is not None:
             return Judgement("invalid", problem)

@@ -37,6 +37,12 @@ class DecidingSettings(BaseModel):
         (), description="other runs whose trajectories may be trained, at whatever age"
     )
 
+    accept_scored: bool = Field(
+        False,
+        description="train groups that were posted through the Atropos API too, though nobody knows "
+        "how old their weights were when they began",
+    )
+
     def group_rules(self) -> GroupRules:
         return GroupRules(
             channel=self.channel,

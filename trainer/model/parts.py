@@ -130,7 +130,7 @@ class Cutter:
         return Part(
             pack=pack_of(rows, self.device, filling),
             behaviour=self._on(trained_values(rows, "behaviour")),
-            advantages=self._on(np.repeat(worth, counts)),
+            advantages=self._on(_worth(rows, worth, counts)),
             weights=self._on(np.repeat(weights, counts)),
             samples=self._on(np.repeat(samples, counts)),
             ages=self._on(ages),
@@ -138,3 +138,13 @@ class Cutter:
 
     def _on(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+
+def _worth(rows: "Sequence[Row]", of_samples: Any, counts: Sequence[int]) -> Any:
+    """The advantage of every trainable token: its trajectory's, unless it has one of its own."""
+    worth = np.repeat(of_samples, counts)
+    ends = np.cumsum(counts)
+    for row, end, count in zip(rows, ends, counts, strict=True):
+        if row.advantages is not None:
+            worth[end - count : end] = row.advantages[row.trainable]
+    return worth

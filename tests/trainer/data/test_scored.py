@@ -1,0 +1,152 @@
+"""Groups from the Atropos API are trained like any other, where that is asked for."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pool.groups import Group, GroupAssembler, GroupRules
+from pool.ledger import Ledger
+from pool.marks import PolicyMarks
+from pool.progress import Received
+from schemas import Decision, PolicyVersion, ScoredGroup
+from schemas.packing import pack_ids
+from tests.pool.records import RUN
+from tests.trainer.data.test_batch import batch_of
+from tests.trainer.deciding.deciding import reward
+from trainer.algorithm.settings import LossSettings
+from trainer.data.rows import rows_of
+from trainer.deciding.judging import Judge
+from trainer.deciding.settings import DecidingSettings
+from trainer.model.parts import Cutter
+from trainer.model.sharding import Ranks
+
+TOKENS = (11, 12, 13, 14, 15, 16)
+MASK = (-100, 12, 13, -100, 15, -100)
+LOGPROBS = (1.0, -0.25, -0.5, 1.0, -0.75, 1.0)
+
+
+def floats(*sequences: tuple[float, ...]) -> list[bytes]:
+    return [np.array(sequence, "<f8").tobytes() for sequence in sequences]
+
+
+def posted(**fields: Any) -> ScoredGroup:
+    """Two sequences, each with two turns of the model."""
+    given: dict[str, Any] = {
+        "tokens": [pack_ids(TOKENS)] * 2,
+        "masks": [pack_ids(MASK)] * 2,
+        "scores": [0.0, 1.0],
+        "inference_logprobs": floats(LOGPROBS, LOGPROBS),
+        **fields,
+    }
+    return ScoredGroup(group_uid="g", prompt_uid="p", run=RUN, sequence=1, **given)
+
+
+def group_of(record: ScoredGroup, offset: int = 7) -> Group:
+    item = GroupAssembler().feed(Received(record, 0, offset))
+    assert isinstance(item, Group)
+    return item
+
+
+def marks(*rewarded: int) -> PolicyMarks:
+    """Version n was opened when the rewards ended at the n-th offset."""
+    return PolicyMarks(
+        RUN,
+        (
+            PolicyVersion(
+                run=RUN,
+                incarnation=1,
+                version=version,
+                phase="opened",
+                steps_marks=[0],
+                rewarded_marks=[offset],
+            )
+            for version, offset in enumerate(rewarded)
+        ),
+    )
+
+
+def judge(known: PolicyMarks, **fields: Any) -> Judge:
+    return Judge(DecidingSettings(**{"accept_scored": True, **fields}), known, reward)
+
+
+def test_a_posted_sequence_is_one_row_with_its_own_mask_and_logprobs() -> None:
+    for member in group_of(posted()).members.values():
+        (row,) = rows_of(member)
+        assert row.ids.tolist() == list(TOKENS[:5])  # nothing behind the last sampled id is read
+        assert row.trainable.tolist() == [False, True, True, False, True]
+        assert row.behaviour.tolist() == [0, -0.25, -0.5, 0, -0.75]
+
+
+def test_it_is_trained_only_where_that_is_allowed() -> None:
+    decided = judge(marks(0), accept_scored=False).judge(group_of(posted()), 0)
+    assert decided.verdict == "too_few"
+    assert all("--accept-scored" in member.reason for member in decided.members)
+    assert judge(marks(0)).judge(group_of(posted()), 0).verdict == "train"
+
+
+def test_it_ages_by_its_own_offset() -> None:
+    known = marks(0, 5, 8, 9)
+    group = group_of(posted(), offset=7)
+    assert known.group_age(group, 3) == (2, 0)
+    assert judge(known, max_age=2).judge(group, 3).verdict == "train"
+    decided = judge(known, max_age=1).judge(group, 3)
+    assert {member.verdict for member in decided.members} == {"stale"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"inference_logprobs": None}, "came without inference_logprobs"),
+        ({"inference_logprobs": []}, "came without inference_logprobs"),
+        ({"masks": [pack_ids(MASK[:2])] * 2}, r"mask and its tokens differ in length \(2 and 6\)"),
+        (
+            {"advantages": floats((1.0,), (1.0,))},
+            r"advantages and its tokens differ .* \(1 and 6\)",
+        ),
+        ({"overrides": '[{"sft": true}, {"sft": true}]'}, "imitated"),
+        ({"generation_params": '{"top_p": 0.9}'}, "sampled with top_p 0.9"),
+    ],
+)
+def test_what_cannot_be_trained_says_why(fields: dict[str, Any], reason: str) -> None:
+    decided = judge(marks(0)).judge(group_of(posted(**fields)), 0)
+    assert decided.verdict == "too_few"
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(decided.members[0].reason)
+
+
+def test_temperatures_come_from_the_nearest_word() -> None:
+    group = group_of(
+        posted(
+            overrides='[{"temperature": 0.5}, {}]',
+            generation_params='{"temperature": 0.7}',
+            group_overrides='{"temperature": 0.9}',
+        )
+    )
+    found = [rows_of(member)[0].temperatures[1] for member in group.members.values()]
+    assert np.allclose(found, [0.5, 0.7])
+
+
+def test_the_environments_own_advantages_hold_token_by_token() -> None:
+    own = (9.0, 1.0, 2.0, 9.0, 3.0, 9.0)
+    group = group_of(
+        posted(
+            scores=[1.0, 1.0],
+            advantages=floats(own, own),
+            overrides='[{}, {"set_advantage_to_zero": true}]',
+        )
+    )
+    assert judge(marks(0)).judge(group, 0).verdict == "train"  # though all scores are equal
+    cutter = Cutter(LossSettings(), Ranks(), torch.device("cpu"), 1_000)
+    ((part,),) = cutter.minibatches(batch_of(group))
+    by_sample = [part.advantages[part.samples == n].tolist() for n in (0, 1)]
+    assert by_sample == [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]
+
+
+def test_a_decided_group_is_not_handed_out_again() -> None:
+    group = group_of(posted())
+    decided = judge(marks(0)).judge(group, 0)
+    ledger = Ledger(RUN, [Decision(run=RUN, incarnation=1, sequence=1, groups=[decided])])
+    again = GroupAssembler(GroupRules(), ledger.decided(0), ledger.others())
+    assert again.feed(Received(posted(), 0, 7)) is None
