@@ -215,12 +215,12 @@ class Routes:
         async def call(exchange: Exchange) -> None:
             await self._state.ready().call(exchange, dialect)
 
-        async def probe(exchange: Exchange) -> None:
-            await self._state.ready().probe(exchange, dialect)
+        async def unbound_call(exchange: Exchange) -> None:
+            await self._state.ready().unbound_call(exchange, dialect)
 
         endpoint = self._add("POST", BASE + path, call, body, error_body=error_body)
         self._app.calls[path.removeprefix("/")] = endpoint
-        self._add("POST", "/v1" + path, probe, body, error_body=error_body)
+        self._add("POST", "/v1" + path, unbound_call, body, error_body=error_body)
 
     async def _count(self, exchange: Exchange) -> None:
         gateway = self._state.ready()

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway import metrics, whitebox
+from gateway import metrics, token_level, whitebox
 from gateway.answers import answer as answer_of
 from gateway.bodies import Complete, Init, Rate, Register, decode, finite, metadata_text
 from gateway.call import Call, Recorder
@@ -24,10 +24,14 @@ from gateway.settings import GatewaySettings
 from gateway.state.log import Log
 from gateway.state.trajectories import Completion, Trajectories
 from gateway.state.trajectory import Trajectory
+from gateway.unbound import Unbound
 from schemas import Feedback
 
 PROBE_TOKENS = 16
 """Agent frameworks try a URL with a call of a token or a few."""
+PROBE_BYTES = 300
+UNBOUND = "unbound"
+"""Channel of recorded calls that name no trajectory."""
 OK = b'{"status":"ok"}'
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
@@ -52,6 +56,7 @@ class Gateway:
         self._policy = policy
         self._submission = whitebox.Submission(log, trajectories, policy)
         self._recorder = Recorder(generator, log, trajectories, settings.max_prompt_tokens)
+        self._unbound = Unbound(self._recorder, settings.unbound_channel or UNBOUND)
 
     @property
     def engines(self) -> Engines:
@@ -95,14 +100,21 @@ class Gateway:
             request.sampling["max_tokens"] = min(asked, limit)
         return request
 
-    async def probe(self, exchange: Exchange, dialect: Dialect) -> None:
-        """A call without a trajectory: frameworks see whether the URL works. Not recorded."""
-        self._keys.tenant(api_key(exchange))
-        request = dialect.parse(await exchange.body())
+    async def unbound_call(self, exchange: Exchange, dialect: Dialect) -> None:
+        """A call without a trajectory: frameworks see whether the URL works, which is not recorded,
+        or it is made a trajectory of its own, where that is asked for."""
+        tenant = self._keys.tenant(api_key(exchange))
+        body = await exchange.body()
+        if self._settings.unbound_channel is not None and not _is_probe(body):
+            self._log.check()
+            await self._unbound.answer(exchange, dialect, body, tenant, scope(tenant))
+            return
+        request = dialect.parse(body)
         if request.sampling.get("max_tokens", PROBE_TOKENS + 1) > PROBE_TOKENS:
             raise BadRequest(
                 "this URL names no trajectory, so the call would not be recorded; use a base_url "
-                "from POST /init_trajectory, or /TRAJECTORY_UID/PROMPT_UID/v1",
+                "from POST /init_trajectory, or /TRAJECTORY_UID/PROMPT_UID/v1, or start the gateway "
+                "with --unbound-channel",
                 code="no_trajectory",
             )
         prompt = self._generator.renderer.prompt(request)
@@ -223,8 +235,26 @@ class Gateway:
     # White-box agents
 
     async def generate(self, exchange: Exchange) -> None:
-        self._keys.tenant(api_key(exchange))
-        await exchange.reply(200, await whitebox.generate(self._generator, await exchange.body()))
+        """In our own shape nothing is recorded: the agent submits its Steps. In the shapes of other
+        servers the client does not know of us, and what it gets is recorded here."""
+        tenant = self._keys.tenant(api_key(exchange))
+        body = await exchange.body()
+        asked = token_level.asked_of(body)
+        if asked is None:
+            await exchange.reply(200, await whitebox.generate(self._generator, body))
+            return
+        self._limited(asked.request)
+        renderer = self._generator.renderer
+        prompt = renderer.prompt(asked.request).ids
+        if asked.prompt_logprobs is not None:
+            found = await self._generator.prompt_logprobs(prompt, asked.prompt_logprobs)
+            await exchange.reply(200, token_level.told_logprobs(prompt, found))
+            return
+        self._log.check()
+        steps = await self._unbound.sample(
+            exchange, asked.request, asked.count, body, tenant, scope(tenant)
+        )
+        await exchange.reply(200, token_level.told(asked, steps, prompt, renderer))
 
     async def submit(self, exchange: Exchange, channel: str) -> None:
         tenant = self._keys.tenant(api_key(exchange))
@@ -238,6 +268,17 @@ class Gateway:
         session, url = self.engines.session, self._settings.reward
         body = await exchange.body()
         await exchange.reply(200, await whitebox.compute_reward(session, url, body))
+
+
+def _is_probe(body: bytes) -> bool:
+    """One token of a short text: some frameworks ask for that every second, to see whether we live."""
+    if len(body) > PROBE_BYTES:
+        return False
+    try:
+        asked = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return False
+    return isinstance(asked, dict) and asked.get("max_tokens") == 1
 
 
 def _earlier_call(trajectory: Trajectory, request_hash: bytes) -> Call | None:

@@ -89,6 +89,20 @@ class Generator:
         metrics.upstream_seconds.observe(time.perf_counter() - began)
         return Outcome(sample, told, engine.url, (engine.models or [request.model])[0])
 
+    async def prompt_logprobs(
+        self, prompt: list[int], alternatives: int
+    ) -> list[dict[str, float] | None]:
+        """What an engine thinks of a prompt: for each id its logprob and the likeliest others', by id;
+        nothing for the first."""
+        engine = await self.engines.acquire(None, set())
+        sampling = {"prompt_logprobs": alternatives, "max_tokens": 1, "temperature": 0}
+        body = msgspec.json.encode({"token_ids": prompt, "sampling_params": sampling})
+        try:
+            return await engine.prompt_logprobs(body)
+        except (*TROUBLES, EngineTrouble) as error:
+            self.engines.failed(engine, error)
+            raise EngineFailed(f"no engine told the prompt's logprobs: {error}") from error
+
     def _reading(
         self, parser: Engine | None, request: Request, prompt: list[int], emit: Emit
     ) -> Reading:

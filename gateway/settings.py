@@ -27,6 +27,13 @@ class GatewaySettings(Connection):
     deadline_s: float = Field(
         6 * 3600, gt=0, le=5 * 24 * 3600, description="seconds until a trajectory expires"
     )
+    unbound_channel: str | None = Field(
+        None,
+        min_length=1,
+        max_length=100,
+        description="record calls that name no trajectory, each sample as a trajectory of its own in "
+        "this channel (default: only short probes are answered)",
+    )
     parse: Literal["tools", "always"] = Field(
         "tools",
         description="when the engine's parsers read an answer: for requests with tools, or always "
@@ -63,6 +70,13 @@ class GatewaySettings(Connection):
     )
     insecure: bool = Field(False, description="listen beyond loopback without keys")
     reward: str | None = Field(None, description="URL of a reward worker, for /compute_reward")
+
+    @field_validator("unbound_channel")
+    @classmethod
+    def _is_not_trained(cls, channel: str | None) -> str | None:
+        if channel == "train":
+            raise ValueError("such calls have no reward and make no groups; choose another channel")
+        return channel
 
     @field_validator("engines")
     @classmethod

@@ -64,6 +64,14 @@ class Engine:
                     yield choice
         raise EngineTrouble("the engine's stream broke off")
 
+    async def prompt_logprobs(self, body: bytes) -> list[dict[str, float] | None]:
+        told = wire.asked_prompt(await self._post("/inference/v1/generate", body)).prompt_logprobs
+        if told is None:
+            raise Malformed("the engine told no logprobs of the prompt")
+        return [
+            None if at is None else {id_: one.logprob for id_, one in at.items()} for at in told
+        ]
+
     async def parse(self, ids: Sequence[int], chat: Mapping[str, Any]) -> Parsed:
         """Text, reasoning and tool calls of an answer, by the engine's own parsers."""
         choice = {"index": 0, "finish_reason": "stop", "token_ids": ids}

@@ -82,6 +82,16 @@ class GeneratedWithAlternatives(msgspec.Struct):
     error: ErrorBody | None = None
 
 
+class PromptLogprob(msgspec.Struct):
+    logprob: float
+
+
+class AskedPrompt(msgspec.Struct):
+    """An answer of which only the prompt's part is wanted."""
+
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+
+
 class CalledFunction(msgspec.Struct, frozen=True):
     name: str | None = None
     arguments: str | None = None
@@ -137,6 +147,7 @@ class WeightInfo(msgspec.Struct):
 
 generated = msgspec.json.Decoder(Generated).decode
 generated_with_alternatives = msgspec.json.Decoder(GeneratedWithAlternatives).decode
+asked_prompt = msgspec.json.Decoder(AskedPrompt).decode
 error_body = msgspec.json.Decoder(Generated).decode
 derendered = msgspec.json.Decoder(Derendered).decode
 derendered_chunk = msgspec.json.Decoder(DerenderedChunk).decode

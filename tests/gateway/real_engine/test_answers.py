@@ -195,3 +195,25 @@ def test_a_prompt_that_is_too_long_is_the_clients_mistake(
     assert refusal.value.type == "invalid_request_error"
     assert log_of(gateway, uid) == []
     assert gateway.get("/ready").status == 200
+
+
+def test_token_level_clients_get_what_the_log_has(gateway: RunningGateway, engine: Engine) -> None:
+    """In vLLM's own shape, which its server no longer has: answers, and what it thinks of a prompt."""
+    prompt = ids_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    asked = {"prompt": {"prompt_token_ids": prompt}, "logprobs": 0, "max_tokens": 6, "seed": 3}
+    told = gateway.post("/generate", asked).body
+    sampling = {"max_tokens": 6, "seed": 3, "logprobs": 0}
+    again = engine.post(
+        "/inference/v1/generate", {"token_ids": prompt, "sampling_params": sampling}
+    )
+    (choice,) = again["choices"]
+    assert told["token_ids"] == [choice["token_ids"]]
+    theirs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    ours = [next(iter(token[0].values())) for token in told["logprobs"][0]]
+    assert ours == pytest.approx(theirs, abs=1e-4)
+
+    asked = {"prompt": {"prompt_token_ids": prompt}, "prompt_logprobs": 2, "max_tokens": 1}
+    first, *others = gateway.post("/generate", asked).body["prompt_logprobs"]
+    assert first is None
+    assert len(others) == len(prompt) - 1
+    assert all(str(id_) in at for id_, at in zip(prompt[1:], others, strict=True))
