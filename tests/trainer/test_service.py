@@ -1,6 +1,7 @@
 """The whole trainer without engines, in this process."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from pool import topics
 from pool.connection import Connection
 from pool.errors import Fatal
-from pool.topics import LEDGER, POLICY
+from pool.topics import LEDGER, POLICY, REWARDED
 from schemas import Decision, Outcome, PolicyVersion
-from tests.pool.log import records
+from tests.pool.log import records, write
 from tests.trainer.agents import RUN, submit_groups
+from tests.trainer.data.test_scored import posted
 from tests.trainer.lives import settings_of
 from trainer.service import serve
 from trainer.settings import TrainSettings
@@ -50,6 +52,27 @@ def test_versions_are_made_opened_and_live_in_order(
     assert {"waiting", "training", "opening", "syncing"} <= outcomes[1].timings.keys()
     saved = tmp_path / "checkpoints" / RUN / "00000003" / "about.json"
     assert json.loads(saved.read_text())["version"] == 3
+
+
+def test_posted_groups_are_trained_beside_those_of_agents(
+    log: Connection, tiny_model: Path, tmp_path: Path
+) -> None:
+    """And again after the checkpoint is gone, from the same record."""
+    submit_groups(log, ["p0"])
+    scored = posted(prompt_uid="scored", group_uid="scored")
+    write(log, REWARDED, [scored])
+    given = settings_of(log, tiny_model, tmp_path, versions=1, accept_scored=True)
+    serve(TrainSettings.model_validate(given))
+    shutil.rmtree(tmp_path / "checkpoints")
+    serve(TrainSettings.model_validate(given))
+    ledger = records(log, LEDGER)
+    (decided,) = [r for r in ledger if isinstance(r, Decision) and r.version is not None]
+    assert {group.prompt_uid: group.verdict for group in decided.groups} == {
+        "p0": "train",
+        "scored": "train",
+    }
+    (outcome,) = [r for r in ledger if isinstance(r, Outcome)]
+    assert outcome.metrics["trajectories"] == 6
 
 
 def test_a_folder_without_a_model_is_one_sentence(log: Connection, tmp_path: Path) -> None:

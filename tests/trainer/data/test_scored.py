@@ -34,13 +34,15 @@ def floats(*sequences: tuple[float, ...]) -> list[bytes]:
 def posted(**fields: Any) -> ScoredGroup:
     """Two sequences, each with two turns of the model."""
     given: dict[str, Any] = {
+        "group_uid": "g",
+        "prompt_uid": "p",
         "tokens": [pack_ids(TOKENS)] * 2,
         "masks": [pack_ids(MASK)] * 2,
         "scores": [0.0, 1.0],
         "inference_logprobs": floats(LOGPROBS, LOGPROBS),
         **fields,
     }
-    return ScoredGroup(group_uid="g", prompt_uid="p", run=RUN, sequence=1, **given)
+    return ScoredGroup(run=RUN, sequence=1, **given)
 
 
 def group_of(record: ScoredGroup, offset: int = 7) -> Group:
