@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from pool.connection import Connection
-from pool.process import check_address
+from pool.process import ServiceSettings, check_address
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -20,7 +20,7 @@ class LagSettings(Connection):
     )
 
 
-class MonitorSettings(Connection):
+class MonitorSettings(ServiceSettings):
     every_s: Seconds = Field(10.0, description="seconds between two looks at the cluster")
     host: str = Field("127.0.0.1", description="address for /health, /ready and /metrics")
     port: int = Field(8400, ge=0, lt=65536, description="port for them; 0 takes any free one")

@@ -31,10 +31,13 @@ from gateway.gateway import Gateway, api_key
 from gateway.keys import SEPARATOR, Keys
 from gateway.requests import Dialect
 from gateway.settings import GatewaySettings
+from pool import tracing
 from pool.errors import BrokerUnavailable
 
 log = logging.getLogger(__name__)
 
+OPERATIONS = ("/health", "/ready", "/metrics")
+"""Routes that are asked every few seconds; nobody wants traces of them."""
 BASE = "/{trajectory_uid}/{prompt_uid}/v1"
 TEXT = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 Handle = Callable[[Exchange], Awaitable[None]]
@@ -69,8 +72,23 @@ class Endpoint:
         self._answered = metrics.http_requests.labels(name, "200")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        began = time.perf_counter()
         exchange = Exchange(scope, receive, send, self._state.settings.max_body_bytes)
+        traced = tracing.is_on() and self._name not in OPERATIONS
+        await (self._answer_traced if traced else self._answer)(exchange)
+
+    async def _answer_traced(self, exchange: Exchange) -> None:
+        """The span of an agent that sends one is the parent."""
+        method, parent = exchange.scope["method"], exchange.header(b"traceparent") or ""
+        with tracing.span(
+            f"{method} {self._name}", "server", parent, method=method, route=self._name
+        ) as span:
+            await self._answer(exchange)
+            span.tell(status=exchange.status)
+            if exchange.status is None or exchange.status >= 500:
+                span.fail(str(exchange.status))
+
+    async def _answer(self, exchange: Exchange) -> None:
+        began = time.perf_counter()
         caller = _caller(exchange, self._state.keys)
         running = self._state.running
         running[caller] += 1
@@ -88,7 +106,7 @@ class Endpoint:
         except asyncio.CancelledError:
             raise
         except Exception:
-            log.exception("%s failed", self._name)
+            log.exception("%s failed", self._name, extra=_ids(exchange, self._state.keys))
             await self._refuse(exchange, ApiError("the gateway failed; its log says why"))
         finally:
             running[caller] -= 1
@@ -122,6 +140,14 @@ def _caller(exchange: Exchange, keys: Keys) -> str:
         except ApiError:
             return ""
     return api_key(exchange) or ""
+
+
+def _ids(exchange: Exchange, keys: Keys) -> dict[str, str]:
+    """What the path names, for the log."""
+    ids = dict(exchange.scope.get("path_params", {}))
+    return {
+        name: keys.uid_of(text) if name == "trajectory_uid" else text for name, text in ids.items()
+    }
 
 
 def openai_error(error: ApiError) -> bytes:

@@ -6,6 +6,7 @@ place of one that was cancelled or could not be written, under the same index an
 """
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ import msgspec
 from gateway import metrics
 from gateway.answers import add_details, answer
 from gateway.engines.wire import UNKNOWN_LOGPROB, Sample
-from gateway.errors import TooLarge
+from gateway.errors import ApiError, TooLarge
 from gateway.generation import Generator, Outcome
 from gateway.prompts import Prompt
 from gateway.requests import Answer, Delta, Request, not_trainable
@@ -26,6 +27,8 @@ from gateway.state.trajectory import Trajectory, Written
 from pool.prompts import delta as prompt_delta
 from schemas import Step, StepNote
 from schemas.packing import ID_BYTES, pack_ids, pack_logprobs
+
+log = logging.getLogger(__name__)
 
 GRACE = 10.0
 """Seconds that a generation goes on without a client: a retry may be on its way."""
@@ -84,7 +87,29 @@ class Call:
             self._grace.cancel()
         if task.cancelled() or task.exception() is not None:
             self.trajectory.keep_unfinished(self)
+            self._tell_failure(None if task.cancelled() else task.exception())
         self._news.set()
+
+    def _tell_failure(self, error: BaseException | None) -> None:
+        """Its kind only: the words may quote the request, and go to the client."""
+        kind = "it was cancelled" if error is None else type(error).__name__
+        is_theirs = isinstance(error, ApiError) and error.status < 500
+        log.log(
+            logging.INFO if is_theirs else logging.WARNING,
+            "a call failed: %s",
+            kind,
+            extra=self.ids,
+        )
+
+    @property
+    def ids(self) -> dict[str, str]:
+        registration = self.trajectory.registration
+        return {
+            "trajectory_uid": registration.trajectory_uid,
+            "prompt_uid": registration.prompt_uid,
+            "step_id": self.step_id,
+            "run": registration.run,
+        }
 
     def served_model(self) -> str:
         """What a stream calls the model from its first event on."""

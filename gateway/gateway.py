@@ -25,6 +25,7 @@ from gateway.state.log import Log
 from gateway.state.trajectories import Completion, Trajectories
 from gateway.state.trajectory import Trajectory
 from gateway.unbound import Unbound
+from pool import tracing
 from schemas import Feedback
 
 PROBE_TOKENS = 16
@@ -91,6 +92,8 @@ class Gateway:
                 return
         if call is None:
             call = Call(self._recorder, trajectory, request, request_hash, len(body)).start()
+        if tracing.is_on():
+            tracing.current().tell(**call.ids)
         await deliver(exchange, dialect, call)
 
     def _limited(self, request: Request) -> Request:

@@ -26,6 +26,7 @@ from gateway.reading import (
 )
 from gateway.rendering import Renderer
 from gateway.requests import Delta, Request
+from pool import tracing
 
 ATTEMPTS = 4
 """Times that a call is tried."""
@@ -73,6 +74,24 @@ class Generator:
         raise EngineFailed(f"no engine gave a whole answer: {reason}") from failure
 
     async def _attempt(
+        self, engine: Engine, request: Request, prompt: list[int], emit: "Watched | None"
+    ) -> Outcome:
+        operation = "chat" if request.prompt is None else "text_completion"
+        with tracing.span(f"{operation} {request.model}", "client") as span:
+            outcome = await self._ask(engine, request, prompt, emit)
+            span.tell(
+                operation=operation,
+                request_model=request.model,
+                response_model=outcome.model,
+                input_tokens=len(prompt),
+                output_tokens=len(outcome.sample.ids),
+                finish_reasons=[outcome.sample.finish_reason],
+                engine=engine.name,
+                version=str(engine.version),
+            )
+        return outcome
+
+    async def _ask(
         self, engine: Engine, request: Request, prompt: list[int], emit: "Watched | None"
     ) -> Outcome:
         began = time.perf_counter()
@@ -138,6 +157,8 @@ class Watched:
         self._emit = emit
 
     def __call__(self, delta: Delta) -> None:
+        if not self.passed_on:
+            tracing.current().event("first_token")
         self.passed_on = True
         self._emit(delta)
 

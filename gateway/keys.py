@@ -85,6 +85,10 @@ class Keys:
             raise NotFound("this base URL has expired", code="expired_base_url")
         return Signed(uid, tenant)
 
+    def uid_of(self, segment: str) -> str:
+        """For the log: what follows a uid is as good as a key."""
+        return segment.partition(SEPARATOR)[0] if self._hashes else segment
+
     def _signature(self, uid: str, claim: str) -> str:
         digest = hmac.digest(self._secret, f"{uid}\n{claim}".encode(), "sha256")
         return base64.urlsafe_b64encode(digest[:18]).decode()

@@ -5,13 +5,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from pool.connection import Connection
-from pool.process import LOOPBACK
+from pool.process import LOOPBACK, ServiceSettings
 
 Positive = Annotated[int, Field(gt=0)]
 
 
-class GatewaySettings(Connection):
+class GatewaySettings(ServiceSettings):
     engines: tuple[str, ...] = Field((), description="vLLM servers, as http://HOST:PORT")
     engines_file: Path | None = Field(
         None, description="file with one engine per line; it is read again when it changes"

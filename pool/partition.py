@@ -3,6 +3,7 @@
 `Progress` knows items and offsets; this is where they meet Kafka's messages and commits.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic
@@ -14,7 +15,10 @@ from pool.bookmark import MAX_TEXT, Bookmark, unmarked
 from pool.dead_letters import Letter, PoisonLimiter
 from pool.errors import OffsetLost
 from pool.progress import Assembler, ItemT, Progress, Received, Work
+from pool.tracing import traceparent_of
 from schemas import Codec, PartitionOffsets, SchemaError
+
+log = logging.getLogger(__name__)
 
 FULL_TEXT = MAX_TEXT // 2
 """A partition pauses when its bookmark is this long: one more batch must still fit."""
@@ -66,7 +70,8 @@ class Partition(Generic[ItemT]):
             self._bury(message, offset, str(error))
             return []
         self.limiter.good()
-        return self.progress.feed(Received(record, self.progress.partition, offset))
+        trace = traceparent_of(message.headers())
+        return self.progress.feed(Received(record, self.progress.partition, offset, trace))
 
     def advance(self, position: int) -> list[Work[ItemT]]:
         """Takes over a position behind transaction markers, which are no records. Before the first
@@ -106,6 +111,10 @@ class Partition(Generic[ItemT]):
                 timestamp=message.timestamp()[1],
             )
             self.dead.append((letter, reason))
+            log.warning(
+                "a record cannot be used and goes to dead-letters, with the reason",
+                extra={"topic": self.topic, "partition": letter.partition, "offset": offset},
+            )
 
 
 def saved_at(place: Place) -> tuple[int, str]:

@@ -13,22 +13,33 @@ import threading
 from types import FrameType
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
+from pool import logs, tracing
+from pool.connection import Connection
 from pool.errors import Fatal
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Addresses that nobody else can reach."""
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOGIN = re.compile(r"(?<=//)[^/@\s]+(?=@)")
 """The user and password of a URL."""
 
 
-def start_logging(service: str, settings: BaseModel) -> None:
-    logging.basicConfig(level=logging.INFO, format=FORMAT)
-    logging.getLogger("aiokafka").setLevel(logging.WARNING)  # it tells of every topic it opens
+class ServiceSettings(Connection):
+    """What every service that stays has besides its own settings."""
+
+    log_format: logs.LogFormat = Field("text", description="lines of the log for people, or JSON")
+    traces: bool = Field(
+        False, description="send OpenTelemetry traces to where the OTEL_… variables say"
+    )
+
+
+def start_logging(service: str, settings: ServiceSettings) -> None:
+    """And traces, where they are wanted: they need the log to say that they cannot be sent."""
+    tracing.start(service, settings.traces)
+    logs.start(service, settings.log_format, getattr(settings, "run", None))
     log.info("%s: %s", service, masked(settings))
 
 

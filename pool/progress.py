@@ -29,6 +29,8 @@ class Received(NamedTuple):
     record: Record
     partition: int
     offset: int
+    trace: str = ""
+    """The traceparent that it came with."""
 
 
 class Item(Protocol):

@@ -13,6 +13,7 @@ from pool.errors import OffsetLost
 from pool.groups import Group
 from pool.progress import Received
 from pool.reader import Reader, open_topic
+from pool.tracing import traceparent_of
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
 from schemas import Codec, DecidedGroup, Decision, Member, ScoredGroup
 
@@ -64,7 +65,8 @@ async def _read(
     async for message in reader.read(starts, ends):
         if message.offset in wanted[message.partition]:
             place = (message.partition, message.offset)
-            found[place] = Received(codec.decode(message.value), *place)
+            trace = traceparent_of(message.headers)
+            found[place] = Received(codec.decode(message.value), *place, trace)
     missing = [(p, o) for p, offsets in wanted.items() for o in offsets if (p, o) not in found]
     if missing:
         raise OffsetLost(f"{len(missing)} records of the batch are gone, first {min(missing)}")

@@ -66,6 +66,11 @@ class Trajectory:
         return self.end.prompt_uid
 
     @property
+    def trace(self) -> str:
+        """The traceparent of its End."""
+        return self.records[-1].trace
+
+    @property
     def first_offset(self) -> int:
         return self.records[0].offset
 

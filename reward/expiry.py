@@ -21,12 +21,13 @@ def expired_id(trajectory_uid: str) -> str:
 
 def overdue(
     assembler: TrajectoryAssembler, now_ms: int
-) -> Iterator[tuple[TrajectoryEnd, Registration]]:
-    """Ends for the trajectories that are open and past their deadline, and their closing."""
+) -> Iterator[tuple[TrajectoryEnd, Registration, str]]:
+    """Ends for the trajectories that are open and past their deadline, their closing, and the
+    traceparent of what was heard last."""
     for _, records in assembler.open_trajectories():
         steps = [record for r in records if isinstance(record := r.record, Step)]
         if steps and steps[-1].deadline is not None and steps[-1].deadline < now_ms:
-            yield _end(steps, now_ms), _closed(steps[-1], records, now_ms)
+            yield _end(steps, now_ms), _closed(steps[-1], records, now_ms), records[-1].trace
 
 
 def _end(steps: Sequence[Step], now_ms: int) -> TrajectoryEnd:

@@ -4,13 +4,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from pool.connection import Connection
-from pool.process import check_address
+from pool.process import ServiceSettings, check_address
 
 Positive = Annotated[int, Field(gt=0)]
 
 
-class RewardSettings(Connection):
+class RewardSettings(ServiceSettings):
     function: tuple[str, ...] = Field(
         (),
         description="reward functions: a built-in name, FILE.py:NAME or MODULE:NAME, each with "

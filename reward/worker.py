@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from pool import tracing
 from pool.connection import Connection
 from pool.consumer import StatefulConsumer
 from pool.dead_letters import Letter, PoisonLimiter
@@ -34,7 +35,7 @@ from reward.remote import Remote
 from reward.score import Opinion, is_scored, rewarded
 from reward.texts import Texts
 from reward.view import TrajectoryView
-from schemas import Record
+from schemas import Record, TrajectoryEnd
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Job:
     opinions: list[Opinion] = field(default_factory=list)
     is_wanted: Callable[[], bool] = lambda: True
     """Not when its partition went to another worker."""
+    span: tracing.Span = tracing.NOTHING
 
     @property
     def failure(self) -> Opinion | None:
@@ -213,9 +215,27 @@ class Worker:
 
     def _take(self, work: Work[Item]) -> None:
         job = Job(work.item, self._scored.put, work, is_wanted=lambda: self._is_ours(work))
+        if tracing.is_on() and isinstance(work.item, Trajectory):
+            job.span = self._span(work.item)
         self._order.add(job.key, job)
         self._in_hand += 1
         self._scorer.submit(job)
+
+    def _span(self, item: Trajectory) -> tracing.Span:
+        """The End is why it is scored; the Steps are what is."""
+        return tracing.span(
+            f"process {self._names[STEPS]}",
+            "consumer",
+            item.trace,
+            [step.trace for step in item.steps if step.trace],
+            system="kafka",
+            messaging="process",
+            messaging_type="process",
+            topic=self._names[STEPS],
+            group=self._group,
+            steps=len(item.steps),
+            **_ids(item.end),
+        )
 
     def _is_ours(self, work: Work[Item]) -> bool:
         return self._consumer.assignment(work.assignment.partition) is work.assignment
@@ -229,6 +249,8 @@ class Worker:
                 if ready.is_wanted():
                     self._judge(ready)
                     self._held.append(ready)
+                else:
+                    ready.span.end()
         self._release()
 
     def _release(self) -> None:
@@ -236,6 +258,7 @@ class Worker:
             for job in self._held:
                 assert job.work is not None
                 self._consumer.finish([job.work], self._outputs(job))
+                job.span.end()
             self._held.clear()
 
     def _judge(self, job: Job) -> None:
@@ -253,13 +276,24 @@ class Worker:
     def _outputs(self, job: Job) -> list[Output]:
         item = job.item
         if isinstance(item, Stray):
-            return [self._output(REWARDED, annotated(item.received.record, source(item.received)))]
-        outputs = [self._output(REWARDED, record) for record in rewarded(item, job.opinions)]
+            copy = annotated(item.received.record, source(item.received))
+            return [self._output(REWARDED, copy, item.received.trace)]
+        traces = [received.trace for received in item.records]
+        traces[-1] = job.span.traceparent or traces[-1]
+        copies = zip(rewarded(item, job.opinions), traces, strict=True)
+        outputs = [self._output(REWARDED, record, trace) for record, trace in copies]
         failure = job.failure
         self._count(item, job)
         if failure is None:
             return outputs
-        log.warning("trajectory %s: reward %s: %s", item.uid, failure.name, failure.failure)
+        job.span.fail(failure.name)
+        # Its words may quote the answer.
+        log.warning(
+            "trajectory %s: reward %s failed; dead-letters has the reason",
+            item.uid,
+            failure.name,
+            extra=_ids(item.end),
+        )
         return [*outputs, self._letter(item, failure)]
 
     def _count(self, item: Trajectory, job: Job) -> None:
@@ -285,10 +319,10 @@ class Worker:
             self._names[DEAD_LETTERS], key, value, letter.headers_with(self._group, reason)
         )
 
-    def _output(self, topic: str, record: Record) -> Output:
+    def _output(self, topic: str, record: Record, trace: str = "") -> Output:
         name = self._names[topic]
         key = getattr(record, "trajectory_uid" if topic == TRAJECTORIES else "prompt_uid", None)
-        return Output(name, key, self._codec.encode(record, name))
+        return Output(name, key, self._codec.encode(record, name), tracing.headers(trace))
 
     def _end_overdue(self) -> None:
         """Looks for trajectories whose time is up, now and then."""
@@ -306,9 +340,18 @@ class Worker:
         self, assignment: Progress[Item], before: Mapping[str, Progress[Item]]
     ) -> None:
         assert isinstance(assignment.assembler, TrajectoryAssembler)
-        for end, closed in overdue(assignment.assembler, int(time.time() * 1000)):
+        for end, closed, trace in overdue(assignment.assembler, int(time.time() * 1000)):
             self._ended[end.end_id] = assignment
             if before.get(end.end_id) is not assignment:
                 metrics.expired.inc()
-                outputs = [self._output(STEPS, end), self._output(TRAJECTORIES, closed)]
+                outputs = [self._output(STEPS, end, trace), self._output(TRAJECTORIES, closed)]
                 self._consumer.finish([], outputs, [assignment])
+                log.info("trajectory %s has expired", end.trajectory_uid, extra=_ids(end))
+
+
+def _ids(end: TrajectoryEnd) -> dict[str, str]:
+    return {
+        "trajectory_uid": end.trajectory_uid,
+        "prompt_uid": end.prompt_uid,
+        "run": end.run,
+    }

@@ -6,6 +6,7 @@ status 1, or 2 when it is about usage or settings.
 """
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -277,8 +278,13 @@ def _run(words: list[str]) -> int:
 
 
 def _fail(status: int, *sentences: str) -> int:
+    from pool import logs
+
     for sentence in sentences:
-        sys.stderr.write(f"steplog: {sentence}\n")
+        if logs.is_json():
+            logging.getLogger("steplog").critical(sentence)
+        else:
+            sys.stderr.write(f"steplog: {sentence}\n")
     return status
 
 

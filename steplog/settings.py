@@ -3,7 +3,7 @@
 Later sources win: file, then environment, then command line. In each of the first two, what is
 given for one service wins over what is given for all.
 
-                  for every service (fields of `Connection`)   for one service
+                  for every service (`ServiceSettings`)        for one service
     TOML file     key = …  at the top level                    key = …  in [service]
     environment   STEPLOG_KEY                                  STEPLOG_SERVICE_KEY
     command line                                               --key
@@ -26,7 +26,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
-from pool.connection import Connection
+from pool.process import ServiceSettings
 
 SERVICES = {
     "kafka": "steplog.local_kafka:LocalKafkaSettings",
@@ -49,7 +49,7 @@ POSITIONAL: JsonDict = {"positional": True}
 
 PREFIX = "STEPLOG_"
 DEFAULT_FILE = Path("steplog.toml")
-SHARED = Connection.model_fields
+SHARED = ServiceSettings.model_fields
 
 Settings = TypeVar("Settings", bound=BaseModel)
 

@@ -19,7 +19,7 @@ def follow(orders: Orders, training: Training, weights: Weights, codec: Codec) -
                 told = msgspec.msgpack.decode(order.content, type=TrainOrder)
                 decision = codec.decode(told.decision)
                 assert isinstance(decision, Decision)
-                training.train(decision, set(told.lost))
+                training.train(decision, set(told.lost), told.trace)
             case "sync":
                 version = Version.parse(order.content.decode())
                 assert version is not None

@@ -11,12 +11,13 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pool import replay
+from pool import replay, tracing
 from pool.errors import Fatal, OffsetLost
 from pool.ledger import group_id
 from pool.versions import Version
@@ -81,10 +82,11 @@ class Loop:
             with self._progress.phase("recovering"):
                 self._recover()
             while self._wants_more():
-                decision = self._await_batch()
-                with self._progress.phase("training"):
-                    self._train(decision)
-                self._publish()
+                with self._span("version", self._training.version + 1):
+                    decision = self._await_batch()
+                    with self._progress.phase("training"):
+                        self._train(decision)
+                    self._publish()
                 self._report(decision)
                 self._save_if_due()
         except Stopped:
@@ -92,6 +94,10 @@ class Loop:
         if self._training.version > self._saved:
             self._save()
         self._orders.give("stop")
+
+    def _span(self, name: str, version: int, **about: Any) -> tracing.Span:
+        life = self._life
+        return tracing.span(name, run=life.run, incarnation=life.number, version=version, **about)
 
     def _wants_more(self) -> bool:
         last = self._settings.versions
@@ -107,10 +113,12 @@ class Loop:
             self._progress.recovered(done, len(unseen))
             if self._stop.is_set():
                 raise Stopped
-            self._train(decision)
+            with self._span("version", self._training.version + 1, again=True):
+                self._train(decision)
         self._progress.recovered(len(unseen), len(unseen))
         self._progress.began(self._life.number, self._training.version)
-        self._publish()
+        with self._span("version", self._training.version, again=True):
+            self._publish()
         self._check_engines()
 
     def _check_records(self, decisions: list[Decision]) -> None:
@@ -151,13 +159,17 @@ class Loop:
     # One step
 
     def _await_batch(self) -> Decision:
-        with self._progress.phase("waiting"):
-            wanted = self._decider.next_batch(self._training.version + 1)
+        version = self._training.version + 1
+        with self._progress.phase("waiting"), self._span("decide", version) as span:
+            wanted = self._decider.next_batch(version)
             while not self._settled(wanted):
                 if self._stop.is_set():
                     raise Stopped
                 self._tend()
-            return wanted.result()
+            decision = wanted.result()
+            span.tell(sequence=decision.sequence)
+        _tell_decision(decision)
+        return decision
 
     def _settled(self, wanted: "Future[Decision]") -> bool:
         try:
@@ -180,7 +192,8 @@ class Loop:
 
     def _train(self, decision: Decision) -> None:
         lost = self._life.ledger.lost()
-        order = TrainOrder(self._life.codec.encode(decision), sorted(lost))
+        trace = tracing.current().traceparent
+        order = TrainOrder(self._life.codec.encode(decision), sorted(lost), trace)
         self._orders.give("train", msgspec.msgpack.encode(order))
         metrics = self._training.train(decision, lost)
         if self._life.ledger.outcome(decision.sequence) is None:
@@ -201,17 +214,18 @@ class Loop:
     def _publish(self) -> None:
         """Opens the present version, gives it to the engines, and says that it is live."""
         version = Version(self._life.number, self._training.version)
-        with self._progress.phase("opening"):
+        with self._progress.phase("opening"), self._span("open", version.number):
             self._decider.ask(lambda: self._life.open(version.number)).result()
         self._probe("opened")
-        with self._progress.phase("syncing"):
+        with self._progress.phase("syncing"), self._span("sync", version.number):
             while not self._sync(version):
                 if self._stop.wait(LOOK_EVERY):
                     raise Stopped
         self._probe("synced")
         outcomes = [self._outcome(*trained) for trained in self._trained]
         self._trained.clear()
-        self._decider.ask(lambda: self._life.live(version.number, outcomes)).result()
+        with self._span("live", version.number):
+            self._decider.ask(lambda: self._life.live(version.number, outcomes)).result()
         self._probe("live")
 
     def _sync(self, version: Version) -> bool:
@@ -263,3 +277,19 @@ class Loop:
             self._training.save()
         self._saved = self._training.version
         self._decider.saved(self._saved)
+
+
+def _tell_decision(decision: Decision) -> None:
+    trained = [group for group in decision.groups if group.verdict == "train"]
+    ids = {
+        "version": decision.version,
+        "incarnation": decision.incarnation,
+        "sequence": decision.sequence,
+    }
+    log.info(
+        "Decision %d: version %s of %d groups",
+        decision.sequence,
+        decision.version,
+        len(trained),
+        extra=ids,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pool import topics
+from pool import topics, tracing
 from pool.errors import Fatal
 from pool.groups import Group
 from pool.process import listen, shown, start_logging, stopped_by_signals
@@ -86,8 +86,8 @@ def _lead(settings: TrainSettings, orders: Orders, stop: threading.Event, probe:
             probe,
             settings.accept_loss,
         )
-        orders.give("begin")
-        training = _training(settings, probe)
+        orders.give("begin", str(life.number).encode())
+        training = _training(settings, probe, life.number)
         weights = _weights(settings, training.learner)
         decider = Decider(life, settings, _judge(settings, life), _describe(settings), probe)
         stack.callback(weights.close)
@@ -104,11 +104,12 @@ def _follow(settings: TrainSettings, orders: Orders) -> None:
     while (order := orders.hear()).kind == "wait":
         pass
     if order.kind == "begin":
-        training = _training(settings, lambda stage: None)
+        tracing.start("train", settings.traces)
+        training = _training(settings, lambda stage: None, int(order.content))
         follow(orders, training, _weights(settings, training.learner), settings.codec())
 
 
-def _training(settings: TrainSettings, probe: Probe) -> Training:
+def _training(settings: TrainSettings, probe: Probe, incarnation: int) -> Training:
     loss, learning = part(settings, LossSettings), part(settings, LearnerSettings)
     torch.manual_seed(settings.seed)
     learner = Learner.from_folder(settings.model, learning, loss)
@@ -117,7 +118,7 @@ def _training(settings: TrainSettings, probe: Probe) -> Training:
     )
     limits = Limits(settings.run, settings.max_age, settings.stale_tokens == "mask")
     about = {"run": settings.run, "model": str(settings.model), **_about(loss, learning)}
-    training = Training(settings, learner, limits, checkpoints, about, probe)
+    training = Training(settings, learner, limits, checkpoints, about, probe, incarnation)
     training.restore()
     return training
 

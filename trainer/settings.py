@@ -5,8 +5,7 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pool.connection import Connection
-from pool.process import check_address
+from pool.process import ServiceSettings, check_address
 from pool.topics import rewarded_topic
 from trainer.algorithm.alarms import AlarmSettings
 from trainer.algorithm.settings import LossSettings
@@ -19,7 +18,7 @@ Tracker = Literal["wandb", "tensorboard", "trackio"]
 
 
 class TrainSettings(
-    Connection, DecidingSettings, LossSettings, LearnerSettings, WeightsSettings, AlarmSettings
+    ServiceSettings, DecidingSettings, LossSettings, LearnerSettings, WeightsSettings, AlarmSettings
 ):
     run: str = Field("default", description="name of the training run; gateways have the same")
     model: Path = Field(description="Hugging Face folder of the model that the run starts from")

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from pool import tracing
 from pool.connection import Connection
+from pool.groups import Group
 from pool.ledger import GroupId
 from pool.replay import read_groups
 from schemas import Decision
@@ -17,6 +19,9 @@ from trainer.data.batch import Limits, make_batch, shares
 from trainer.data.description import describe
 from trainer.learner import Learner
 from trainer.model.settings import LearnerSettings
+
+MOST_TOLD = 1024
+"""Trajectories of a batch that get a span of their own; the SDK's queue has room for twice as many."""
 
 
 class Training:
@@ -30,6 +35,7 @@ class Training:
         checkpoints: Checkpoints,
         about: dict[str, Any],
         probe: Callable[[str], None] = lambda stage: None,
+        incarnation: int = 0,
     ) -> None:
         """`about` is what a checkpoint says of itself."""
         self.learner = learner
@@ -40,9 +46,13 @@ class Training:
         self._checkpoints = checkpoints
         self._about = about
         self._probe = probe
+        self._incarnation = incarnation
 
-    def train(self, decision: Decision, lost: set[GroupId]) -> dict[str, float]:
-        """Makes the Decision's version of the one before it, by the settings that it was made with."""
+    def train(
+        self, decision: Decision, lost: set[GroupId], trace: str | None = None
+    ) -> dict[str, float]:
+        """Makes the Decision's version of the one before it, by the settings that it was made with.
+        `trace` is rank 0's, for the others."""
         assert decision.version == self.version + 1, "versions are made one after the other"
         ranks = self.learner.ranks
         loss = self._adopt(decision)
@@ -52,12 +62,42 @@ class Training:
             decision, groups, loss, self._limits, ranks.total, ranks.rank, ranks.world
         )
         self._probe("before training")
-        found = describe(batch, ranks.total)
-        if found["trajectories"]:
-            found |= self.learner.step(batch)
+        with self._span(decision, groups, trace) as span:
+            found = describe(batch, ranks.total)
+            if found["trajectories"]:
+                found |= self.learner.step(batch)
         self.version = decision.version
         self._probe("trained")
+        if tracing.is_on():
+            self._tell_trajectories(decision, groups, span)
         return found
+
+    def _span(self, decision: Decision, groups: Sequence[Group], trace: str | None) -> tracing.Span:
+        return tracing.span(
+            "train",
+            parent=trace,
+            links=_traces(groups),
+            rank=self.learner.ranks.rank,
+            groups=len(groups),
+            **self._about_version(decision),
+        )
+
+    def _tell_trajectories(
+        self, decision: Decision, groups: Sequence[Group], span: tracing.Span
+    ) -> None:
+        """A link leads from a version to its trajectories only. So each of their traces ends in a span
+        that says which version was trained on it, and leads there."""
+        for trace in _traces(groups)[:MOST_TOLD]:
+            told = self._about_version(decision)
+            tracing.span("trained", parent=trace, links=[span.traceparent], **told).end()
+
+    def _about_version(self, decision: Decision) -> dict[str, Any]:
+        return {
+            "run": decision.run,
+            "incarnation": self._incarnation,
+            "version": decision.version,
+            "sequence": decision.sequence,
+        }
 
     def _adopt(self, decision: Decision) -> LossSettings:
         given = json.loads(decision.settings)
@@ -79,6 +119,10 @@ class Training:
             self.version = version
 
 
+def _traces(groups: Sequence[Group]) -> list[str]:
+    return [m.trace for group in groups for m in group.members.values() if m.trace]
+
+
 def described(loss: LossSettings, learner: LearnerSettings) -> str:
     """What a Decision keeps of the settings, so that it is trained again as it was."""
     return json.dumps({"loss": loss.model_dump(), "learner": learner.model_dump()})
@@ -89,3 +133,4 @@ class TrainOrder(msgspec.Struct):
 
     decision: bytes
     lost: list[GroupId]
+    trace: str = ""

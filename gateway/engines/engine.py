@@ -10,6 +10,7 @@ import msgspec
 from gateway.engines import wire
 from gateway.engines.wire import Malformed, Parsed
 from gateway.errors import ApiError, BadRequest, TooLarge
+from pool.process import LOGIN
 from pool.versions import Version
 
 JSON = {"content-type": "application/json"}
@@ -22,7 +23,12 @@ TOO_LONG = ("maximum model length", "maximum context length")
 
 
 class EngineTrouble(Exception):
-    """The engine failed, not the request: another engine may do it."""
+    """The engine failed, not the request: another engine may do it. `words` are the engine's; they may
+    quote a prompt, so the client hears them and the log does not."""
+
+    def __init__(self, sentence: str, words: str = "") -> None:
+        super().__init__(f"{sentence}: {words}" if words else sentence)
+        self.sentence = sentence
 
 
 class Engine:
@@ -30,6 +36,8 @@ class Engine:
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url = url.rstrip("/")
+        self.name = LOGIN.sub("***", self.url)
+        """For others to see."""
         self.running = 0
         self.healthy = False
         self.version: Version | None = None
@@ -160,7 +168,7 @@ def _refusal(status: int, body: bytes) -> ApiError | EngineTrouble:
         too_long = any(words in message for words in TOO_LONG)
         code = "context_length_exceeded" if too_long else None
         return BadRequest(f"the engine refused the request: {message}", code=code)
-    return EngineTrouble(f"the engine answered {status}: {message}")
+    return EngineTrouble(f"the engine answered {status}", message)
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -92,7 +92,8 @@ class Engines:
     def failed(self, engine: Engine, error: Exception) -> None:
         """A call failed on it. One that does not answer gets no more calls until it was looked at and
         found well; one that says so may merely dislike the request."""
-        log.warning("engine %s failed a call: %s", engine.url, error or type(error).__name__)
+        why = error.sentence if isinstance(error, EngineTrouble) else str(error)
+        log.warning("engine %s failed a call: %s", engine.name, why or type(error).__name__)
         engine.healthy = engine.healthy and isinstance(error, EngineTrouble)
         self._look_now.set()
 
@@ -114,11 +115,11 @@ class Engines:
             await engine.look()
         except TROUBLES as error:
             if engine.healthy:
-                log.warning("engine %s is not well: %s", engine.url, error)
+                log.warning("engine %s is not well: %s", engine.name, error)
             engine.healthy = False
         else:
             if not engine.healthy:
-                log.info("engine %s is well, weights %s", engine.url, engine.version)
+                log.info("engine %s is well, weights %s", engine.name, engine.version)
             engine.healthy = True
 
 
@@ -133,8 +134,9 @@ async def follow_file(engines: Engines, file: Path) -> None:
         else:
             urls = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
             if urls != known:
-                log.info("engines: %s", ", ".join(urls) or "none")
                 engines.set_urls(urls)
+                named = ", ".join(engine.name for engine in engines.all.values())
+                log.info("engines: %s", named or "none")
                 known = urls
         await asyncio.sleep(LOOK_EVERY)
 

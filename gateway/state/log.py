@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager, suppress
 
 from gateway import metrics
 from gateway.errors import TooLarge, Unavailable
+from pool import tracing
 from pool.connection import Connection
 from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge
-from pool.producer import Producer
+from pool.producer import Headers, Producer
 from pool.reader import Reader, open_topic
 from pool.topics import STEPS, TRAJECTORIES
 from schemas import (
@@ -67,20 +68,45 @@ class Log:
 
     async def write(self, record: StepsRecord) -> Position:
         """Appends to `steps`; the record's place, once it is durable."""
-        position = await self._send(STEPS, record.prompt_uid, record)
+        write = self._write_traced if tracing.is_on() else self._write
+        position = await write(record)
         ends = self._ends
         ends[position.partition] = max(ends[position.partition], position.offset + 1)
+        return position
+
+    async def _write(self, record: StepsRecord, trace: str = "") -> Position:
+        return await self._send(STEPS, record.prompt_uid, record, tracing.headers(trace))
+
+    async def _write_traced(self, record: StepsRecord) -> Position:
+        topic = self._reader.topic
+        with tracing.span(
+            f"send {topic}",
+            "producer",
+            system="kafka",
+            messaging="send",
+            messaging_type="send",
+            topic=topic,
+            record=type(record).__name__,
+            trajectory_uid=record.trajectory_uid,
+            prompt_uid=record.prompt_uid,
+            step_id=getattr(record, "step_id", None),
+            run=record.run,
+        ) as span:
+            position = await self._write(record, span.traceparent)
+            span.tell(partition=str(position.partition), offset=position.offset)
         return position
 
     async def register(self, registration: Registration) -> Position:
         """Appends to `trajectories`."""
         return await self._send(TRAJECTORIES, registration.trajectory_uid, registration)
 
-    async def _send(self, topic: str, key: str, record: StepsRecord | Registration) -> Position:
+    async def _send(
+        self, topic: str, key: str, record: StepsRecord | Registration, headers: Headers = ()
+    ) -> Position:
         self._count = ticket = self._count + 1
         self._pending[ticket] = began = self._loop.time()
         try:
-            position = await self._producer.send(topic, key, record)
+            position = await self._producer.send(topic, key, record, headers)
         except BrokerUnavailable as error:
             metrics.publish_failures.labels("unavailable").inc()
             raise Unavailable(f"the record is not in the log: {error}") from error

@@ -14,7 +14,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from pool.process import FORMAT, stopped_by_signals
+from pool.logs import TEXT
+from pool.process import stopped_by_signals
 from steplog import local_kafka
 from steplog.stack.plan import Part, Plan
 from steplog.stack.process import Process, birth, spawn
@@ -207,7 +208,7 @@ def answers(url: str) -> bool:
 
 
 def main(directory: str) -> int:
-    logging.basicConfig(level=logging.INFO, format=FORMAT)
+    logging.basicConfig(level=logging.INFO, format=TEXT)
     folder = Folder(Path(directory))
     with folder.locked(LOCK_LIMIT) as ours:
         plan = folder.plan

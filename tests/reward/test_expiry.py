@@ -24,7 +24,7 @@ def test_only_what_is_open_and_late_is_ended() -> None:
         step("d", trajectory="ended", deadline=NOW - 1),
         end(trajectory="ended", steps=1),
     )
-    assert [found.trajectory_uid for found, _ in overdue(assembler, NOW)] == ["late"]
+    assert [found.trajectory_uid for found, *_ in overdue(assembler, NOW)] == ["late"]
 
 
 def test_the_last_steps_deadline_holds() -> None:
@@ -37,8 +37,8 @@ def test_the_last_steps_deadline_holds() -> None:
 
 def test_two_owners_write_the_same_end() -> None:
     assembler = assembled(step("a", trajectory="t", deadline=NOW - 1))
-    ((first, closed),) = overdue(assembler, NOW)
-    ((again, _),) = overdue(assembler, NOW + 1000)
+    ((first, closed, _),) = overdue(assembler, NOW)
+    ((again, *_),) = overdue(assembler, NOW + 1000)
     assert first.end_id == again.end_id == expired_id("t")
     assert (first.status, first.steps) == ("expired", 1)
     assert (closed.status, closed.begins) == ("expired", Position(partition=2, offset=0))

@@ -155,7 +155,12 @@ class Progress:
             name = alarm_name(sentence)
             metrics.alarms.labels(name).inc()
             if name not in before:
-                log.warning("alarm at version %d: %s", report.version, sentence)
+                log.warning(
+                    "alarm at version %d: %s",
+                    report.version,
+                    sentence,
+                    extra={"version": report.version, "incarnation": report.incarnation},
+                )
 
     def _measure(self, report: Report) -> None:
         metrics.incarnation.set(report.incarnation)

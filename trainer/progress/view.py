@@ -53,7 +53,12 @@ class LogView:
         self._told = self._status.clock()
         with self._status.lock:
             words = "; ".join(step_words(self._status, report))
-        log.info("version %d: %s", report.version, words)
+        ids = {
+            "version": report.version,
+            "incarnation": report.incarnation,
+            "sequence": report.sequence,
+        }
+        log.info("version %d: %s", report.version, words, extra=ids)
 
     def waited(self) -> None:
         status = self._status
