@@ -60,7 +60,8 @@ class Generator:
             engine = await self.engines.acquire(favourite, avoid)
             engine.running += 1
             try:
-                return await self._attempt(engine, request, prompt, watched)
+                attempt = self._attempt_traced if tracing.is_on() else self._attempt
+                return await attempt(engine, request, prompt, watched)
             except (*TROUBLES, EngineTrouble) as error:
                 failure = error
                 avoid.add(engine.url)
@@ -73,12 +74,12 @@ class Generator:
         reason = str(failure) or type(failure).__name__
         raise EngineFailed(f"no engine gave a whole answer: {reason}") from failure
 
-    async def _attempt(
+    async def _attempt_traced(
         self, engine: Engine, request: Request, prompt: list[int], emit: "Watched | None"
     ) -> Outcome:
         operation = "chat" if request.prompt is None else "text_completion"
         with tracing.span(f"{operation} {request.model}", "client") as span:
-            outcome = await self._ask(engine, request, prompt, emit)
+            outcome = await self._attempt(engine, request, prompt, emit)
             span.tell(
                 operation=operation,
                 request_model=request.model,
@@ -91,7 +92,7 @@ class Generator:
             )
         return outcome
 
-    async def _ask(
+    async def _attempt(
         self, engine: Engine, request: Request, prompt: list[int], emit: "Watched | None"
     ) -> Outcome:
         began = time.perf_counter()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pool.topics import STEPS
 from schemas.packing import unpack_ids, unpack_logprobs
 from tests.gateway.asking import (
     HELLO,
@@ -24,6 +25,7 @@ from tests.gateway.asking import (
 )
 from tests.gateway.running import RunningGateway
 from tests.gateway.stub_engine import StubEngine
+from tests.pool.log import messages
 from tests.tiny_model import EOS
 
 pytestmark = pytest.mark.broker
@@ -47,6 +49,17 @@ def test_a_call_is_a_step_with_the_sampled_ids(
     assert (step.step_index, step.prompt_uid, step.channel) == (0, prompt_uid, "train")
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(asked(stub)[0]), 5)
+
+
+def test_without_traces_a_record_carries_nothing_of_the_agents_trace(
+    gateway: RunningGateway, uid: str, prompt_uid: str
+) -> None:
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+    base = f"/{uid}/{prompt_uid}/v1"
+    assert gateway.post(f"{base}/chat/completions", {"messages": HELLO}, trace).status == 200
+    assert gateway.post(f"{base}/complete_trajectory", {}, trace).status == 200
+    ours = [m for m in messages(gateway.connection, STEPS) if m.key == prompt_uid.encode()]
+    assert [message.headers for message in ours] == [(), ()]
 
 
 def test_a_stream_tells_the_same_as_a_whole_answer(

@@ -1,18 +1,23 @@
 """The whole trainer without engines, in this process."""
 
+import asyncio
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pool import topics
+from pool import topics, tracing
 from pool.connection import Connection
 from pool.errors import Fatal
+from pool.producer import Producer
 from pool.topics import LEDGER, POLICY, REWARDED
-from schemas import Decision, Outcome, PolicyVersion
-from tests.pool.log import records, write
-from tests.trainer.agents import RUN, submit_groups
+from pool.trajectories import annotated
+from schemas import Decision, Outcome, PolicyVersion, Position, Record, TrajectoryEnd
+from tests.pool.log import key_of, records, write
+from tests.telemetry.collector import Collector, running_collector
+from tests.trainer.agents import RUN, group, submit_groups
 from tests.trainer.data.test_scored import posted
 from tests.trainer.lives import settings_of
 from trainer.service import serve
@@ -79,3 +84,53 @@ def test_a_folder_without_a_model_is_one_sentence(log: Connection, tmp_path: Pat
     given = settings_of(log, tmp_path, tmp_path)
     with pytest.raises(Fatal, match=r"is no Hugging Face folder: it has no config\.json"):
         serve(TrainSettings.model_validate(given))
+
+
+class Dies(Exception):
+    pass
+
+
+def die_after_training(stage: str) -> None:
+    if stage == "trained":
+        raise Dies
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with running_collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        yield collector
+        tracing.stop()
+
+
+def test_what_is_trained_again_says_so_in_the_traces_of_its_trajectories(
+    log: Connection, collector: Collector, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The first life ends between training a version and opening it."""
+    traces = asyncio.run(submit_traced(log, [*group("p"), *group("q")]))
+    given = settings_of(log, tiny_model, tmp_path, versions=1, traces=True)
+    with pytest.raises(Dies):
+        serve(TrainSettings.model_validate(given), die_after_training)
+    tracing.stop()
+    serve(TrainSettings.model_validate(given))
+    tracing.stop()
+
+    again = [s.span_id for s in collector.named("version", version=1, again=True, incarnation=2)]
+    parts = [span.name for span in collector.spans if span.parent_id in again]
+    assert parts == ["train", "open", "sync", "live"]
+    trained = collector.named("trained", version=1, incarnation=2)
+    assert sorted(span.trace_id for span in trained) == sorted(traces)
+    decided = collector.named("decide", version=1)
+    assert [span.about["steplog.incarnation"] for span in decided] == [1]
+
+
+async def submit_traced(connection: Connection, records: list[Record]) -> list[str]:
+    """To `rewarded`, each record with a trace of its own; gives those of the Ends."""
+    traces: list[str] = []
+    async with Producer(connection, connection.codec()) as producer:
+        for number, record in enumerate(records, 1):
+            headers = tracing.headers(f"00-{number:032x}-{number:016x}-01")
+            copy = annotated(record, Position(partition=0, offset=number))
+            await producer.send(REWARDED, key_of(record), copy, headers)
+            traces += [f"{number:032x}"] if isinstance(record, TrajectoryEnd) else []
+    return traces
