@@ -78,17 +78,21 @@ class Generator:
         self, engine: Engine, request: Request, prompt: list[int], emit: "Watched | None"
     ) -> Outcome:
         operation = "chat" if request.prompt is None else "text_completion"
-        with tracing.span(f"{operation} {request.model}", "client") as span:
+        with tracing.span(
+            f"{operation} {request.model}".strip(),
+            "client",
+            operation=operation,
+            request_model=request.model,
+            engine=engine.name,
+            version=str(engine.version),
+            input_tokens=len(prompt),
+        ) as span:
             outcome = await self._attempt(engine, request, prompt, emit)
+            sample = outcome.sample
             span.tell(
-                operation=operation,
-                request_model=request.model,
                 response_model=outcome.model,
-                input_tokens=len(prompt),
-                output_tokens=len(outcome.sample.ids),
-                finish_reasons=[outcome.sample.finish_reason],
-                engine=engine.name,
-                version=str(engine.version),
+                output_tokens=len(sample.ids),
+                finish_reasons=[sample.finish_reason],
             )
         return outcome
 

@@ -5,13 +5,12 @@ them can be found. No line says what an agent or a model said, nor a key: who lo
 quote them logs its kind.
 """
 
+import json
 import logging
 import sys
 import threading
 from datetime import UTC, datetime
 from typing import Any, Literal
-
-import msgspec
 
 from pool import tracing
 
@@ -55,7 +54,7 @@ class JsonLines(logging.Formatter):
             line["trace_id"] = trace.split("-")[1]
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
+        return json.dumps(line, default=str)
 
 
 def start(service: str, shape: LogFormat, run: str | None = None) -> None:

@@ -120,7 +120,9 @@ class Training:
 
 
 def _traces(groups: Sequence[Group]) -> list[str]:
-    return [m.trace for group in groups for m in group.members.values() if m.trace]
+    """Of the members. Those that were posted together came with one."""
+    members = [member for group in groups for member in group.members.values()]
+    return list(dict.fromkeys(member.trace for member in members if member.trace))
 
 
 def described(loss: LossSettings, learner: LearnerSettings) -> str:

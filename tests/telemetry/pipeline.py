@@ -36,7 +36,9 @@ def picky(trajectory):
 AGENT = "4bf92f3577b34da6a3ce929d0e0e4736"
 """The trace that an agent has begun."""
 AGENT_SPAN = "00f067aa0ba902b7"
-LIMIT_S = 200.0
+LIMIT_S = 300.0
+LONG_S = 3 * LIMIT_S
+"""Five processes start one after the other, two of them with torch."""
 
 
 @dataclass

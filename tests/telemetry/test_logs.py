@@ -1,18 +1,17 @@
 """Lines of the log as JSON: what every service says, and what none may say."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from pool.topics import STEPS
-from tests.telemetry.pipeline import ANSWER, KEY, QUESTION, RUN, WRONG, Told
+from tests.telemetry.pipeline import ANSWER, KEY, LONG_S, QUESTION, RUN, WRONG, Told
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(LONG_S)]
 
 SERVICES = ["gateway", "reward", "train"]
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_line_is_json(told: Told, service: str) -> None:
     lines = told.lines(service)
@@ -23,7 +22,6 @@ def test_every_line_is_json(told: Told, service: str) -> None:
     assert lines[0]["message"].startswith(f"{service}: ")
 
 
-@pytest.mark.broker
 def test_lines_about_a_trajectory_name_it(told: Told) -> None:
     failed = told.line("gateway", "a call failed: EngineFailed")
     assert failed["level"] == "WARNING" and failed["run"] == RUN
@@ -39,19 +37,16 @@ def test_lines_about_a_trajectory_name_it(told: Told) -> None:
     assert dead["topic"] == told.connection.topic_name(STEPS) and dead["offset"] >= 0
 
 
-@pytest.mark.broker
 def test_lines_about_a_version_name_it(told: Told) -> None:
     for words in ("Decision 1: version 1 of 1 groups", "version 1: reward "):
         line = told.line("train", words)
         assert (line["run"], line["version"], line["incarnation"]) == (RUN, 1, 1)
 
 
-@pytest.mark.broker
 def test_other_peoples_lines_have_the_same_shape(told: Told) -> None:
     assert any(line["logger"] == "uvicorn.error" for line in told.lines("gateway"))
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize("service", SERVICES)
 def test_no_line_says_what_was_said_or_a_key(told: Told, service: str) -> None:
     text = told.logs[service]
@@ -59,31 +54,3 @@ def test_no_line_says_what_was_said_or_a_key(told: Told, service: str) -> None:
     for secret in (QUESTION, ANSWER, WRONG, KEY, engines_words, *told.signatures):
         assert secret and secret not in text
         assert json.dumps(secret)[1:-1] not in text
-
-
-PAST_LOGGING = """
-import logging, sys, threading, warnings
-from pool import logs
-from steplog import cli
-stubborn = logging.getLogger("stubborn")
-stubborn.addHandler(logging.StreamHandler())
-stubborn.propagate = False
-logs.start("gateway", "json", "r")
-stubborn.warning("mine\\nand more")
-warnings.warn("old")
-thread = threading.Thread(target=lambda: 1 / 0)
-thread.start()
-thread.join()
-cli._fail(1, "no broker")
-raise RuntimeError("broken")
-"""
-
-
-def test_what_goes_past_logging_comes_as_json_too() -> None:
-    done = subprocess.run([sys.executable, "-c", PAST_LOGGING], capture_output=True, text=True)
-    mine, old, thread, sentence, end = map(json.loads, done.stderr.splitlines())
-    assert mine["message"] == "mine\nand more" and mine["run"] == "r"
-    assert "UserWarning: old" in old["message"]
-    assert thread["message"] == "nobody expected ZeroDivisionError"
-    assert sentence["message"] == "no broker", "with which a service stops"
-    assert end["error"].endswith("RuntimeError: broken") and end["level"] == "CRITICAL"

@@ -12,13 +12,14 @@ from tests.telemetry.pipeline import (
     AGENT_SPAN,
     ANSWER,
     KEY,
+    LONG_S,
     QUESTION,
     RUN,
     WRONG,
     Told,
 )
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(LONG_S)]
 
 
 def only(spans: list[SeenSpan]) -> SeenSpan:

@@ -37,7 +37,7 @@ def test_one_module_knows_opentelemetry() -> None:
     assert [file.name for file in files if "opentelemetry" in imported(file)] == ["spans.py"]
 
 
-@pytest.mark.parametrize("service", ["gateway", "reward", "trainer"])
+@pytest.mark.parametrize("service", ["gateway", "reward"])
 def test_a_service_without_traces_does_not_load_the_package(service: str) -> None:
     script = f"""
 import sys, {service}.service
