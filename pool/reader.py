@@ -17,6 +17,7 @@ from aiokafka.partitioner import murmur2
 from pool.connection import MAX_MESSAGE_BYTES, Connection
 from pool.errors import BrokerUnavailable, OffsetLost, TopicMismatch
 from pool.topics import find
+from schemas import Codec, Record
 
 
 class Bounds(NamedTuple):
@@ -145,3 +146,9 @@ async def open_topic(
         raise BrokerUnavailable(f"{connection.bootstrap} went away: {error}") from error
     finally:
         await consumer.stop()
+
+
+async def read_records(connection: Connection, topic: str, codec: Codec) -> list[Record]:
+    """All of a topic that is small enough to be read as a whole, such as the ledger."""
+    async with open_topic(connection, topic) as reader:
+        return [codec.decode(message.value) async for message in reader.read_all()]

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pool.connection import Connection
 from pool.errors import Fatal, OffsetLost
 from pool.marks import PolicyMarks, runs
-from pool.reader import Bounds, Reader, open_topic
+from pool.reader import Bounds, Reader, open_topic, read_records
 from pool.scan import Span
 from pool.topics import POLICY, STEPS
 from pool.trajectories import Trajectory, step_of
@@ -199,10 +199,8 @@ async def _version_marks(
     if settings.from_version is None and settings.to_version is None:
         return {}
     (run,) = settings.of_run
-    codec = connection.codec()
-    async with open_topic(connection, POLICY) as reader:
-        decoded = [codec.decode(message.value) async for message in reader.read_all()]
-    marks = PolicyMarks(run, [record for record in decoded if isinstance(record, PolicyVersion)])
+    policy = await read_records(connection, POLICY, connection.codec())
+    marks = PolicyMarks(run, [record for record in policy if isinstance(record, PolicyVersion)])
     for version in (settings.from_version, settings.to_version):
         if version is not None and not marks.is_opened(version):
             newest = "none was" if marks.opened is None else f"the newest is {marks.opened}"

@@ -272,6 +272,8 @@ class Outcome(Record, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     timings: dict[str, float] = {}
     created_at: int = 0
+    batch: str = ""
+    machine: Json = "{}"
 
 
 RECORD_TYPES: tuple[type[Record], ...] = (

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from console.settings import LagSettings, MonitorSettings
     from gateway.settings import GatewaySettings
+    from replay.settings import LineageSettings
     from reward.settings import RewardSettings
     from steplog.cat import CatSettings
     from steplog.demo.settings import DemoSettings
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from steplog.local_kafka import Broker, LocalKafkaSettings
     from steplog.stack.settings import StackSettings
     from steplog.topics import TopicsSettings
+    from trainer.replaying.settings import ReplayStepSettings
     from trainer.settings import ExportSettings, TrainSettings
 
 INTERRUPTED = 130
@@ -125,6 +127,20 @@ def export(settings: "ExportSettings") -> int:
     return 0
 
 
+def replay_step(settings: "ReplayStepSettings") -> int:
+    with _torch_is_needed():
+        from trainer.replaying import step as step_
+
+        return 0 if step_.step(settings, say) else 1
+
+
+def replay_lineage(settings: "LineageSettings") -> int:
+    from replay import lineage as lineage_
+
+    lineage_.lineage(settings, say)
+    return 0
+
+
 @contextmanager
 def _torch_is_needed() -> Iterator[None]:
     from pool.errors import Fatal
@@ -200,6 +216,7 @@ class Command:
 GROUPS = {
     "kafka": "a local broker, for development and tests",
     "topics": "the topics of the log",
+    "replay": "the log read again: what made which weights",
 }
 COMMANDS = [
     Command(("kafka", "start"), "start the local broker", "kafka", kafka_start),
@@ -212,6 +229,13 @@ COMMANDS = [
     Command(("reward",), "score trajectories into the second topic", "reward", reward),
     Command(("train",), "train on what was scored, and update the engines", "train", train),
     Command(("export",), "make a Hugging Face folder of a checkpoint", "export", export),
+    Command(("replay", "step"), "make a version's step again", "replay-step", replay_step),
+    Command(
+        ("replay", "lineage"),
+        "say what became of a trajectory, and why",
+        "replay-lineage",
+        replay_lineage,
+    ),
     Command(("lag",), "show how far every consumer group is behind", "lag", lag),
     Command(("monitor",), "serve lag and waiting work to Prometheus", "monitor", monitor),
     Command(("up",), "start the whole stack, and keep it running", "stack", up),

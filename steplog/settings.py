@@ -37,6 +37,8 @@ SERVICES = {
     "reward": "reward.settings:RewardSettings",
     "train": "trainer.settings:TrainSettings",
     "export": "trainer.settings:ExportSettings",
+    "replay-step": "trainer.replaying.settings:ReplayStepSettings",
+    "replay-lineage": "replay.settings:LineageSettings",
     "stack": "steplog.stack.settings:StackSettings",
     "demo": "steplog.demo.settings:DemoSettings",
     "lag": "console.settings:LagSettings",

@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "reward": {"schemas", "pool", "reward"},
     "trainer": {"schemas", "pool", "trainer"},
     "console": {"schemas", "pool", "console"},
-    "steplog": {"schemas", "pool", "gateway", "reward", "trainer", "console", "steplog"},
+    "replay": {"schemas", "pool", "replay"},
+    "steplog": {"schemas", "pool", "gateway", "reward", "trainer", "replay", "console", "steplog"},
 }
 OURS = {*MAY_IMPORT, "tests", "bench"}
 

@@ -23,7 +23,7 @@ from pool.ledger import Ledger
 from pool.marks import PolicyMarks
 from pool.membership import wait_until_empty
 from pool.producer import Output
-from pool.reader import open_topic
+from pool.reader import read_records
 from pool.topics import LEDGER, POLICY, STEPS
 from schemas import Decision, Outcome, PolicyVersion, Record
 from schemas.records import Phase
@@ -90,11 +90,7 @@ class Incarnation:
         return self.assemblers[partition]
 
     def _read(self, topic: str) -> list[Record]:
-        async def read() -> list[Record]:
-            async with open_topic(self._connection, topic) as reader:
-                return [self.codec.decode(m.value) async for m in reader.read_all()]
-
-        return asyncio.run(read())
+        return asyncio.run(read_records(self._connection, topic, self.codec))
 
     def write(self, *records: PolicyVersion | Outcome | Decision) -> None:
         """Commits records of ours together, and takes them in."""

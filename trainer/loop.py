@@ -7,6 +7,7 @@ done again from the log.
 """
 
 import asyncio
+import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -25,11 +26,12 @@ from schemas import Decision, Outcome
 from trainer.algorithm.alarms import alarms
 from trainer.deciding.decider import Decider
 from trainer.incarnation import Incarnation, now_ms
+from trainer.machine import machine
 from trainer.orders import Orders
 from trainer.progress.report import Report
 from trainer.progress.status import Progress
 from trainer.settings import TrainSettings
-from trainer.training import Training, TrainOrder
+from trainer.training import Trained, Training, TrainOrder
 from trainer.weights.agreement import Disagreement, compare
 from trainer.weights.engine import EngineFailed
 from trainer.weights.fleet import Synced, Weights
@@ -72,7 +74,7 @@ class Loop:
         self._stop = stop
         self._probe = probe
         self._saved = training.version
-        self._trained: list[tuple[Decision, dict[str, float]]] = []
+        self._trained: list[tuple[Decision, Trained]] = []
         """Decisions without an Outcome, with what their training gave."""
         self._engines: Sequence[str] = ()
 
@@ -195,20 +197,22 @@ class Loop:
         trace = tracing.current().traceparent
         order = TrainOrder(self._life.codec.encode(decision), sorted(lost), trace)
         self._orders.give("train", msgspec.msgpack.encode(order))
-        metrics = self._training.train(decision, lost)
+        trained = self._training.train(decision, lost)
         if self._life.ledger.outcome(decision.sequence) is None:
-            self._trained.append((decision, metrics))
+            self._trained.append((decision, trained))
 
-    def _outcome(self, decision: Decision, metrics: dict[str, float]) -> Outcome:
+    def _outcome(self, decision: Decision, trained: Trained) -> Outcome:
         assert decision.version is not None
         return Outcome(
             run=self._life.run,
             incarnation=self._life.number,
             sequence=decision.sequence,
             version=decision.version,
-            metrics=metrics,
+            metrics=trained.metrics,
             timings=self._progress.timings(),
             created_at=now_ms(),
+            batch=trained.batch,
+            machine=json.dumps(machine(self._training.learner)),
         )
 
     def _publish(self) -> None:
@@ -222,7 +226,7 @@ class Loop:
                 if self._stop.wait(LOOK_EVERY):
                     raise Stopped
         self._probe("synced")
-        outcomes = [self._outcome(*trained) for trained in self._trained]
+        outcomes = [self._outcome(*made) for made in self._trained]
         self._trained.clear()
         with self._span("live", version.number):
             self._decider.ask(lambda: self._life.live(version.number, outcomes)).result()

@@ -18,6 +18,7 @@ from trainer import http
 from trainer.algorithm.settings import LossSettings
 from trainer.checkpoint import Checkpoints
 from trainer.data.batch import Limits, reward_of
+from trainer.data.decided import Decided, described
 from trainer.data.rows import rows_of
 from trainer.deciding.decider import Decider
 from trainer.deciding.judging import Judge
@@ -30,7 +31,7 @@ from trainer.model.sharding import join
 from trainer.orders import Orders
 from trainer.progress.status import open_progress
 from trainer.settings import TrainSettings, part
-from trainer.training import Training, described
+from trainer.training import Training
 from trainer.weights.fleet import Weights
 from trainer.weights.lockstep import Alone, Ranks
 from trainer.weights.settings import WeightsSettings
@@ -116,9 +117,8 @@ def _training(settings: TrainSettings, probe: Probe, incarnation: int) -> Traini
     checkpoints = Checkpoints(
         settings.checkpoints, settings.run, settings.keep_checkpoints, settings.keep_every, probe
     )
-    limits = Limits(settings.run, settings.max_age, settings.stale_tokens == "mask")
     about = {"run": settings.run, "model": str(settings.model), **_about(loss, learning)}
-    training = Training(settings, learner, limits, checkpoints, about, probe, incarnation)
+    training = Training(settings, learner, checkpoints, about, probe, incarnation)
     training.restore()
     return training
 
@@ -147,5 +147,7 @@ def _judge(settings: TrainSettings, life: Incarnation) -> Judge:
 
 
 def _describe(settings: TrainSettings) -> Callable[[int], dict[str, Any]]:
-    text = described(part(settings, LossSettings), part(settings, LearnerSettings))
+    limits = Limits(settings.run, settings.max_age, settings.stale_tokens == "mask")
+    made_with = Decided(part(settings, LossSettings), part(settings, LearnerSettings), limits)
+    text = described(made_with)
     return lambda sequence: {"settings": text, "seed": settings.seed + sequence}

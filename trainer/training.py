@@ -1,9 +1,9 @@
 """What every rank does with a Decision: read its share from the log, train, save, restore."""
 
 import asyncio
-import json
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,12 +13,21 @@ from pool.groups import Group
 from pool.ledger import GroupId
 from pool.replay import read_groups
 from schemas import Decision
-from trainer.algorithm.settings import LossSettings
 from trainer.checkpoint import Checkpoints
-from trainer.data.batch import Limits, make_batch, shares
+from trainer.data.batch import make_batch, shares
+from trainer.data.decided import settings_of
 from trainer.data.description import describe
+from trainer.data.digest import digest
 from trainer.learner import Learner
-from trainer.model.settings import LearnerSettings
+
+
+class Trained(NamedTuple):
+    """What an Outcome tells of a training."""
+
+    metrics: dict[str, float]
+    batch: str
+    """Its digest."""
+
 
 MOST_TOLD = 1024
 """Trajectories of a batch that get a span of their own; the SDK's queue has room for twice as many."""
@@ -31,7 +40,6 @@ class Training:
         self,
         connection: Connection,
         learner: Learner,
-        limits: Limits,
         checkpoints: Checkpoints,
         about: dict[str, Any],
         probe: Callable[[str], None] = lambda stage: None,
@@ -42,24 +50,28 @@ class Training:
         self.version = 0
         self._connection = connection
         self._codec = connection.codec()
-        self._limits = limits
         self._checkpoints = checkpoints
         self._about = about
         self._probe = probe
         self._incarnation = incarnation
 
-    def train(
-        self, decision: Decision, lost: set[GroupId], trace: str | None = None
-    ) -> dict[str, float]:
+    def train(self, decision: Decision, lost: set[GroupId], trace: str | None = None) -> Trained:
         """Makes the Decision's version of the one before it, by the settings that it was made with.
         `trace` is rank 0's, for the others."""
         assert decision.version == self.version + 1, "versions are made one after the other"
         ranks = self.learner.ranks
-        loss = self._adopt(decision)
+        made_with = settings_of(decision)
+        self.learner.adopt(made_with.learner, made_with.loss)
         share = shares(decision, lost, ranks.rank, ranks.world)
         groups = asyncio.run(read_groups(self._connection, self._codec, decision.topic, share))
         batch = make_batch(
-            decision, groups, loss, self._limits, ranks.total, ranks.rank, ranks.world
+            decision,
+            groups,
+            made_with.loss,
+            made_with.limits,
+            ranks.total,
+            ranks.rank,
+            ranks.world,
         )
         self._probe("before training")
         with self._span(decision, groups, trace) as span:
@@ -70,7 +82,7 @@ class Training:
         self._probe("trained")
         if tracing.is_on():
             self._tell_trajectories(decision, groups, span)
-        return found
+        return Trained(found, digest(batch, ranks.total))
 
     def _span(self, decision: Decision, groups: Sequence[Group], trace: str | None) -> tracing.Span:
         return tracing.span(
@@ -99,21 +111,16 @@ class Training:
             "sequence": decision.sequence,
         }
 
-    def _adopt(self, decision: Decision) -> LossSettings:
-        given = json.loads(decision.settings)
-        loss = LossSettings.model_validate(given["loss"])
-        self.learner.adopt(LearnerSettings.model_validate(given["learner"]), loss)
-        return loss
-
     def save(self) -> None:
         """Writes a checkpoint of the present version; rank 0 has the state of all."""
         state = self.learner.state()
         if self.learner.ranks.rank == 0:
             self._checkpoints.save(self.version, state, {"version": self.version, **self._about})
 
-    def restore(self) -> None:
-        """Goes back to the newest checkpoint, if there is one."""
-        version = self._checkpoints.newest()
+    def restore(self, below: float = math.inf) -> None:
+        """Goes back to the newest checkpoint, if there is one, of a version below the given one."""
+        earlier = [version for version in self._checkpoints.versions() if version < below]
+        version = max(earlier, default=None)
         if version is not None:
             self.learner.load_state(self._checkpoints.load(version))
             self.version = version
@@ -123,11 +130,6 @@ def _traces(groups: Sequence[Group]) -> list[str]:
     """Of the members. Those that were posted together came with one."""
     members = [member for group in groups for member in group.members.values()]
     return list(dict.fromkeys(member.trace for member in members if member.trace))
-
-
-def described(loss: LossSettings, learner: LearnerSettings) -> str:
-    """What a Decision keeps of the settings, so that it is trained again as it was."""
-    return json.dumps({"loss": loss.model_dump(), "learner": learner.model_dump()})
 
 
 class TrainOrder(msgspec.Struct):

@@ -184,6 +184,8 @@ FULL: list[Record] = [
         metrics={"loss": 0.125},
         timings={"train": 1.5},
         created_at=1,
+        batch="4f7a",
+        machine='{"device": "cpu", "threads": 1}',
     ),
 ]
 

@@ -1,0 +1,91 @@
+"""Where the records of one trajectory lie.
+
+Its registration tells the prompt, and with it the partition, and where its Steps begin; so does the
+ledger, of what was decided. Where both are silent the whole of `steps` is searched: fast, since a
+record is decoded only if the uid stands in its bytes.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import Progress
+
+from pool.connection import Connection
+from pool.progress import Received
+from pool.reader import open_topic
+from pool.scan import Scan, Span, received
+from pool.topics import REWARDED, STEPS, TOPICS, TRAJECTORIES, find, kind
+from replay.fates import Naming
+from schemas import Codec, Registration
+
+
+@dataclass(slots=True)
+class Traces:
+    """What the log still has of a trajectory."""
+
+    uid: str
+    registrations: list[Registration] = field(default_factory=list)
+    steps: list[Received] = field(default_factory=list)
+    rewarded: dict[str, list[Received]] = field(default_factory=dict)
+    """By topic."""
+
+    def __bool__(self) -> bool:
+        return bool(self.registrations or self.steps or any(self.rewarded.values()))
+
+
+class Finder:
+    def __init__(self, connection: Connection, codec: Codec, uid: str) -> None:
+        self._connection = connection
+        self._codec = codec
+        self._uid = uid
+
+    def find(self, prompt: str | None, namings: Sequence[Naming]) -> Traces:
+        """`namings`: where the ledger names it."""
+        found = Traces(self._uid)
+        found.registrations = [
+            one.record
+            for one in self._records(TRAJECTORIES, self._uid)
+            if isinstance(one.record, Registration)
+        ]
+        began = 0
+        if found.registrations:
+            prompt = found.registrations[0].prompt_uid
+            began = found.registrations[0].begins.offset
+        else:
+            prompt = next((naming.prompt_uid for naming in namings if naming.prompt_uid), prompt)
+        found.steps = self._records(STEPS, prompt, began)
+        if found.steps:
+            prompt = getattr(found.steps[0].record, "prompt_uid", prompt)
+        for topic in self._reward_topics():
+            offsets = (n for naming in namings if naming.topic == topic for n in naming.offsets)
+            first = min(offsets, default=0)
+            found.rewarded[topic] = self._records(topic, prompt, first)
+        return found
+
+    def _reward_topics(self) -> Iterable[str]:
+        names = sorted(find(self._connection))
+        return [name for name in names if kind(name) is TOPICS[REWARDED]]
+
+    def _records(self, topic: str, key: str | None, first: int = 0) -> list[Received]:
+        """Those of the trajectory. Without a key all partitions are searched."""
+        spans = asyncio.run(self._spans(topic, key, first))
+        sought, found = self._uid.encode(), []
+        console = Console(stderr=True)
+        with (
+            Scan(self._connection, topic, spans) as scan,
+            Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+        ):
+            task = progress.add_task(f"searching {scan.topic}", total=scan.total)
+            for message in scan:
+                if sought in (message.value() or b""):
+                    found.append(received(message, self._codec))
+                progress.update(task, completed=scan.done)
+        return [one for one in found if getattr(one.record, "trajectory_uid", None) == self._uid]
+
+    async def _spans(self, topic: str, key: str | None, first: int) -> Mapping[int, Span]:
+        async with open_topic(self._connection, topic) as reader:
+            partitions = list(reader.partitions) if key is None else [reader.partition_of(key)]
+            bounds = await reader.bounds(partitions)
+        return {number: Span(max(first, b.low), b.end) for number, b in bounds.items()}

@@ -1,0 +1,60 @@
+"""`steplog replay lineage`: all that the log knows of a trajectory, and what became of it."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from pool.errors import Fatal
+from pool.reader import read_records
+from pool.topics import LEDGER
+from replay.fates import Fate, fates, namings
+from replay.finding import Finder, Traces
+from replay.settings import LineageSettings
+from replay.telling import Lineage
+from schemas import Decision, Record
+
+
+def lineage(settings: LineageSettings, say: Callable[[str], None]) -> None:
+    found = find_lineage(settings)
+    if settings.json_:
+        say(msgspec.json.encode(found.document()).decode())
+    else:
+        for line in found.lines():
+            say(line)
+
+
+def find_lineage(settings: LineageSettings) -> Lineage:
+    codec, uid = settings.codec(), settings.trajectory
+    decisions = _by_run(asyncio.run(read_records(settings, LEDGER, codec)))
+    if settings.run is not None and settings.run not in decisions:
+        there = ", ".join(decisions) or "none"
+        raise Fatal(f"the ledger has no Decision of run {settings.run}; it has those of: {there}")
+    named = namings((d for made in decisions.values() for d in made), uid)
+    traces = Finder(settings, codec, uid).find(settings.prompt, named)
+    if not traces and not named:
+        under = f" under prompt {settings.prompt}" if settings.prompt else ""
+        raise Fatal(f"the log has no trajectory {uid}{under}, and the ledger does not name it")
+    own = _runs(traces)
+    wanted = [settings.run] if settings.run is not None else [*decisions, *(own - decisions.keys())]
+    return Lineage(traces, [f for run in wanted for f in _fates(run, decisions, traces)])
+
+
+def _by_run(ledger: Iterable[Record]) -> dict[str, list[Decision]]:
+    found: dict[str, list[Decision]] = {}
+    for record in ledger:
+        if isinstance(record, Decision):
+            found.setdefault(record.run, []).append(record)
+    return found
+
+
+def _fates(run: str, decisions: Mapping[str, list[Decision]], traces: Traces) -> list[Fate]:
+    made = decisions.get(run, [])
+    copies = traces.rewarded.get(made[-1].topic, []) if made else []
+    return fates(run, made, traces.uid, copies)
+
+
+def _runs(traces: Traces) -> set[str]:
+    records: list[Any] = [*traces.registrations, *(one.record for one in traces.steps)]
+    return {record.run for record in records}

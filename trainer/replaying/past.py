@@ -1,0 +1,96 @@
+"""A run's past, as the ledger tells it: which Decision made a version, and its batch, read again.
+
+Nothing here needs torch, and nothing writes.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pool import replay
+from pool.connection import Connection
+from pool.errors import Fatal, OffsetLost
+from pool.ledger import Ledger, group_id
+from pool.reader import read_records
+from pool.topics import LEDGER
+from schemas import DecidedGroup, Decision, Outcome
+from trainer.data.batch import Batch, make_batch, shares
+from trainer.data.decided import Decided, settings_of
+from trainer.data.digest import digest
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The batch of a version, as it is read today."""
+
+    decision: Decision
+    made_with: Decided
+    outcome: Outcome | None
+    """What was written down when it had been trained."""
+    groups: list[DecidedGroup]
+    lost: int
+    """Groups that were decided, and that the log had deleted before they were trained."""
+    batch: Batch
+    digest: str
+
+    @property
+    def same(self) -> bool | None:
+        """Whether this is, bit for bit, what was trained; None: nobody wrote down what was."""
+        recorded = self.outcome.batch if self.outcome is not None else ""
+        return recorded == self.digest if recorded else None
+
+
+class Past:
+    def __init__(self, connection: Connection, run: str) -> None:
+        self._connection = connection
+        self._codec = connection.codec()
+        records = asyncio.run(read_records(connection, LEDGER, self._codec))
+        self.ledger = Ledger(run, records)
+        if not self.ledger.sequence:
+            runs = {r.run for r in records if isinstance(r, Decision | Outcome)}
+            there = ", ".join(sorted(runs)) or "none"
+            raise Fatal(f"the ledger has no Decision of run {run}; it has those of: {there}")
+
+    def making(self, version: int, after: int | None = None) -> list[Decision]:
+        """The Decisions that lead from the version `after` to `version`, the last of them alone
+        unless it is given; their records are all there."""
+        first = version - 1 if after is None else after
+        found = [d for d in self.ledger.trained_after(first) if d.version and d.version <= version]
+        if len(found) < version - first:
+            newest = max((d.version or 0 for d in self.ledger.trained_after(0)), default=0)
+            have = {decision.version for decision in found}
+            missing = next(v for v in range(first + 1, version + 1) if v not in have)
+            raise Fatal(
+                f"the ledger has no Decision that made version {missing} of run {self.ledger.run}; "
+                f"the newest version that it knows is {newest}"
+            )
+        self._check_kept(found)
+        return found
+
+    def rebuild(self, decision: Decision) -> Rebuilt:
+        lost, made_with = self.ledger.lost(), settings_of(decision)
+        groups = shares(decision, lost, 0, 1)
+        read = replay.read_groups(self._connection, self._codec, decision.topic, groups)
+        batch = make_batch(decision, asyncio.run(read), made_with.loss, made_with.limits)
+        return Rebuilt(
+            decision=decision,
+            made_with=made_with,
+            outcome=self.ledger.outcome(decision.sequence),
+            groups=groups,
+            lost=batch.groups - len(groups),
+            batch=batch,
+            digest=digest(batch),
+        )
+
+    def _check_kept(self, decisions: Sequence[Decision]) -> None:
+        lost = self.ledger.lost()
+        for decision in decisions:
+            groups = [g for g in shares(decision, lost, 0, 1) if group_id(g) not in lost]
+            gone = asyncio.run(replay.gone(self._connection, decision.topic, groups))
+            if gone:
+                name = self._connection.topic_name(decision.topic)
+                raise OffsetLost(
+                    f"version {decision.version} of run {decision.run} cannot be made again: {name} "
+                    f"has deleted records of {len(gone)} of its {len(groups)} groups, such as "
+                    f"{gone[0].prompt_uid} in partition {gone[0].partition}"
+                )
