@@ -16,7 +16,7 @@ def machine(learner: Learner) -> dict[str, Any]:
         "dtype": str(learner.dtype).removeprefix("torch."),
         "ranks": learner.ranks.world,
         "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
     }
 
 

@@ -83,14 +83,15 @@ class Past:
         )
 
     def _check_kept(self, decisions: Sequence[Decision]) -> None:
-        lost = self.ledger.lost()
-        for decision in decisions:
-            groups = [g for g in shares(decision, lost, 0, 1) if group_id(g) not in lost]
-            gone = asyncio.run(replay.gone(self._connection, decision.topic, groups))
-            if gone:
-                name = self._connection.topic_name(decision.topic)
-                raise OffsetLost(
-                    f"version {decision.version} of run {decision.run} cannot be made again: {name} "
-                    f"has deleted records of {len(gone)} of its {len(groups)} groups, such as "
-                    f"{gone[0].prompt_uid} in partition {gone[0].partition}"
-                )
+        lost, topic = self.ledger.lost(), decisions[0].topic
+        groups = {group_id(g): g for d in decisions for g in shares(d, lost, 0, 1)}
+        versions = {group_id(g): d.version for d in decisions for g in d.groups}
+        if not groups:
+            return
+        gone = asyncio.run(replay.gone(self._connection, topic, list(groups.values())))
+        if gone:
+            raise OffsetLost(
+                f"version {versions[group_id(gone[0])]} of run {self.ledger.run} cannot be made "
+                f"again: {self._connection.topic_name(topic)} has deleted records of {len(gone)} "
+                f"groups, such as {gone[0].prompt_uid} in partition {gone[0].partition}"
+            )

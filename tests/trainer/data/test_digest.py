@@ -1,0 +1,79 @@
+"""A batch has one name, wherever it is made, and another batch has another."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.data.test_batch import LIMITS, batch_of, decision, group
+from trainer.algorithm.settings import LossSettings
+from trainer.data.batch import Batch, make_batch
+from trainer.data.digest import digest
+from trainer.data.rows import Row, Sample
+
+
+def batch() -> Batch:
+    return batch_of(group("a"), group("b", (0.0, 2.0)))
+
+
+def with_sample(**fields: Any) -> Batch:
+    made = batch()
+    return replace(made, samples=[*made.samples[:-1], replace(made.samples[-1], **fields)])
+
+
+def with_row(name: str) -> Batch:
+    """The last number of one of its arrays is another one."""
+    (row,) = batch().samples[-1].rows
+    values = getattr(row, name).copy()
+    values[-1] = not values[-1] if name == "trainable" else values[-1] + 1
+    return with_sample(rows=(replace(row, **{name: values}),))
+
+
+def test_equal_batches_have_equal_digests() -> None:
+    assert digest(batch()) == digest(batch())
+    assert len(digest(batch())) == 64
+
+
+@pytest.mark.parametrize("name", Row.__slots__)
+def test_every_number_of_a_row_counts(name: str) -> None:
+    assert digest(with_row(name)) != digest(batch())
+
+
+def test_names_rewards_advantages_and_the_order_count() -> None:
+    made = batch()
+    (row,) = made.samples[-1].rows
+    halves: tuple[Row, Row] = tuple(  # type: ignore[assignment]
+        Row(*(getattr(row, name)[part] for name in Row.__slots__))
+        for part in (np.s_[:3], np.s_[3:])
+    )
+    others = [
+        with_sample(trajectory_uid="other"),
+        with_sample(reward=0.5),
+        with_sample(rows=halves),
+        replace(made, advantages=[*made.advantages[:-1], 0.25]),
+        replace(made, samples=made.samples[::-1], advantages=made.advantages[::-1]),
+        batch_of(group("b", (0.0, 2.0)), group("a")),
+    ]
+    assert len({digest(other) for other in [made, *others]}) == 7
+
+
+def test_ranks_that_share_a_batch_give_it_the_same_digest() -> None:
+    groups = [group(name) for name in "abc"]
+    made, loss = decision(*groups), LossSettings(advantage="none")
+    parts = [make_batch(made, groups[rank::2], loss, LIMITS, rank=rank, ranks=2) for rank in (0, 1)]
+    vectors: list[Any] = []
+
+    def told(vector: Any) -> Any:
+        vectors.append(vector)
+        return vector
+
+    for part in parts:
+        digest(part, told)
+    whole = digest(make_batch(made, groups, loss, LIMITS))
+    assert [digest(part, lambda _: sum(vectors)) for part in parts] == [whole, whole]
+
+
+def test_a_rank_without_a_group_takes_part() -> None:
+    empty: list[Sample] = []
+    assert digest(replace(batch(), samples=empty, advantages=[]))
