@@ -49,7 +49,7 @@ class Lineage:
             told = "" if topic == STEPS else _reward_words(_rewards(found))
             yield f"  {topic}: partition {found[0].partition}, offsets {offsets}{told}"
         if not self._places():
-            yield "  its records are gone from the log, or were never there"
+            yield "  no records of its own: the log has deleted them, or it was posted within a group"
         yield from (fate.sentence() for fate in self.fates)
 
     def _places(self) -> list[tuple[str, list[Received]]]:
@@ -132,7 +132,7 @@ def _reward_words(rewards: dict[str, Any]) -> str:
 
 def _words(about: dict[str, Any]) -> str:
     if about["prompt_uid"] is None:
-        return "only the ledger still knows it"
+        return "only the ledger names it"
     why = f" ({about['reason']})" if about["reason"] else ""
     status = f"{about['status'] or 'not ended'}{why}"
     runs = ", ".join(about["runs"])

@@ -40,3 +40,6 @@ def _add(group: "hashlib.blake2b", sample: Sample, advantage: float) -> None:
         group.update(struct.pack("<q", len(row)))
         for values in (row.ids, row.trainable, row.behaviour, row.versions, row.temperatures):
             group.update(np.ascontiguousarray(values).data)
+        group.update(struct.pack("<?", row.advantages is not None))
+        if row.advantages is not None:
+            group.update(np.ascontiguousarray(row.advantages).data)

@@ -187,7 +187,7 @@ def test_what_cannot_be_made_again_is_one_sentence(lived: Lived, tmp_path: Path)
         (r"settings that this version of steplog does not know", 3, {"run": "fresh"}),
     ):
         with pytest.raises(Fatal, match=sentence):
-            told(lived, version, **fields)  # type: ignore[arg-type]
+            told(lived, version, **fields)
     assert told(lived, 1, run="fresh")["same_batch"] is None
 
 
