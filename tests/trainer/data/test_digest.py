@@ -25,7 +25,7 @@ def with_sample(**fields: Any) -> Batch:
 def with_row(name: str) -> Batch:
     """The last number of one of its arrays is another one."""
     (row,) = batch().samples[-1].rows
-    values = np.zeros(len(row)) if name == "advantages" else getattr(row, name).copy()
+    values: Any = np.zeros(len(row)) if name == "advantages" else getattr(row, name).copy()
     values[-1] = not values[-1] if name == "trainable" else values[-1] + 1
     return with_sample(rows=(replace(row, **{name: values}),))
 
