@@ -1,0 +1,77 @@
+"""The programs that a page's commands find: `steplog`, and those that cannot run here.
+
+A service is started and left running until the page is done or starts it again, once it is ready; a
+page shows it without an ampersand, since a reader has a terminal for each. Commands of `elsewhere` are
+checked. Everything else is the real thing.
+"""
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tests.docs.elsewhere import find, settings_of
+from tests.docs.state import BIN, KAFKA_TOOLS, PORTS, State, read, write
+
+START_LIMIT_S = 60.0
+POLL_S = 0.05
+
+
+def main() -> None:
+    words, file = sys.argv[1:], Path(os.environ["DOCS_STATE"])
+    state = read(file)
+    os.environ.update(state.variables())
+    check = find(words)
+    if "--help" in words:
+        run_on(words)
+    elif check is not None:
+        check(words)
+    elif words[0] in KAFKA_TOOLS:
+        from steplog import kafka_jars
+
+        java = [kafka_jars.java(), "-Xmx128m", "-cp", f"{kafka_jars.jars()}/*"]
+        os.execvp(java[0], [*java, KAFKA_TOOLS[words[0]], *words[1:]])
+    elif words[:2] == ["steplog", "kafka"] and words[2] in ("start", "stop"):
+        subprocess.run([BIN / "steplog", *words[1:]], check=True)
+        state.own_broker = words[2] == "start"
+        write(file, state)
+    elif words[0] == "steplog" and words[1] in PORTS:
+        start(words, state)
+        write(file, state)
+    else:
+        run_on(words)
+
+
+def run_on(words: Sequence[str]) -> None:
+    program = str(BIN / words[0])
+    os.execv(program, [program, *words[1:]])
+
+
+def start(words: Sequence[str], state: State) -> None:
+    name = words[1]
+    if name in state.running:
+        with suppress(ProcessLookupError):
+            os.killpg(state.running.pop(name), 9)
+    settings = settings_of(words, os.environ)
+    log = Path(f"{name}.log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [BIN / "steplog", *words[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    state.running[name] = process.pid
+    url = f"http://127.0.0.1:{settings.port}/ready"
+    deadline = time.monotonic() + START_LIMIT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(POLL_S)
+    process.kill()
+    raise SystemExit(f"{' '.join(words)} did not get ready:\n{log.read_text()[-3000:]}")

@@ -1,0 +1,46 @@
+"""What the programs of a page know of each other; it is kept in a file between them."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+PORTS = {"gateway": 8100, "reward": 8200, "train": 8300, "monitor": 8400}
+KAFKA_TOOLS = {
+    "kafka-configs.sh": "kafka.admin.ConfigCommand",
+    "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
+    "kafka-consumer-groups.sh": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+}
+"""Kafka's own commands, which are in the jars of the local broker."""
+
+
+@dataclass
+class State:
+    bootstrap: str
+    prefix: str
+    group: str
+    kafka_port: int
+    engine: str
+    tokenizer: str
+    ports: dict[str, int]
+    own_broker: bool = False
+    """The page has started one, with topics of the usual names."""
+    running: dict[str, int] = field(default_factory=dict)
+    """The pids of its services."""
+
+    def variables(self) -> dict[str, str]:
+        own = f"127.0.0.1:{self.kafka_port}", "steplog."
+        bootstrap, prefix = own if self.own_broker else (self.bootstrap, self.prefix)
+        log = {"STEPLOG_BOOTSTRAP": bootstrap, "STEPLOG_TOPIC_PREFIX": prefix}
+        ports = {f"STEPLOG_{name.upper()}_PORT": str(port) for name, port in self.ports.items()}
+        more = {"STEPLOG_KAFKA_PORT": str(self.kafka_port), "STEPLOG_REWARD_GROUP": self.group}
+        return {**log, **ports, **more}
+
+
+def read(file: Path) -> State:
+    return State(**json.loads(file.read_text()))
+
+
+def write(file: Path, state: State) -> None:
+    file.write_text(json.dumps(asdict(state)))
