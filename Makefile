@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup setup-cpu demo lint test test-slow proof bench clean
+.PHONY: setup setup-cpu demo docs lint test test-slow proof bench clean
 
 setup: $(READY)
 
@@ -22,6 +22,10 @@ setup-cpu: setup
 # A small model learns to use a tool, in some minutes; DEMO='--resume' and other options of the command.
 demo: setup-cpu
 	$(BIN)/steplog demo $(DEMO)
+
+# The reference of settings and metrics, from the code.
+docs: setup
+	$(BIN)/python -m steplog.reference
 
 lint: setup
 	$(BIN)/ruff check .

@@ -91,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser, cls: type[BaseModel]) -> None:
         unset: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_}
         if field.json_schema_extra == POSITIONAL:
             parser.add_argument(name, metavar=name.upper(), **unset)
-        elif _plain_type(field) is bool:
+        elif plain_type(field) is bool:
             action = argparse.BooleanOptionalAction
             parser.add_argument(flag, dest=name, action=action, **unset)
         else:
@@ -171,7 +171,7 @@ def _read_toml(file: Path, problems: list[str]) -> dict[str, Any]:
 def _from_environment(
     cls: type[BaseModel], service: str, environ: Mapping[str, str], problems: list[str]
 ) -> dict[str, Given]:
-    known = _variables(SHARED, PREFIX) | _variables(cls.model_fields, _prefix(service))
+    known = _variables(SHARED, PREFIX) | _variables(cls.model_fields, prefix_of(service))
     found = {}
     # Names known for all services come first in `known`, so the service's own overwrite them.
     for variable, (name, is_file) in known.items():
@@ -196,17 +196,17 @@ def _from_environment(
 def _variables(fields: Mapping[str, FieldInfo], prefix: str) -> dict[str, tuple[str, bool]]:
     """The variables that give these fields; the flag says that the variable names a file."""
     names = {prefix + name.upper(): (name, False) for name in fields}
-    secrets = [name for name, field in fields.items() if _plain_type(field) is SecretStr]
+    secrets = [name for name, field in fields.items() if plain_type(field) is SecretStr]
     return names | {f"{prefix}{name.upper()}_FILE": (name, True) for name in secrets}
 
 
-def _prefix(service: str) -> str:
+def prefix_of(service: str) -> str:
     return f"{PREFIX}{service.upper().replace('-', '_')}_"
 
 
 def _owner(variable: str) -> str | None:
     """The service that a variable speaks to: the one with the longest name that fits."""
-    owners = [service for service in SERVICES if variable.startswith(_prefix(service))]
+    owners = [service for service in SERVICES if variable.startswith(prefix_of(service))]
     return max(owners, key=len, default=None)
 
 
@@ -223,19 +223,19 @@ def _content(variable: str, file: str, problems: list[str]) -> str:
 def _from_command_line(cls: type[BaseModel], namespace: argparse.Namespace) -> dict[str, Given]:
     options = {key: value for key, value in vars(namespace).items() if key in cls.model_fields}
     return {
-        name: Given(_parse(cls.model_fields[name], value), _argument(name, cls.model_fields[name]))
+        name: Given(_parse(cls.model_fields[name], value), argument(name, cls.model_fields[name]))
         for name, value in options.items()
     }
 
 
 def _parse(field: FieldInfo, value: Any) -> Any:
     """Split text for a field of many values; single ones are pydantic's to read."""
-    if isinstance(value, str) and get_origin(_plain_type(field)) in (tuple, list):
+    if isinstance(value, str) and get_origin(plain_type(field)) in (tuple, list):
         return [part.strip() for part in value.split(",")] if value else []
     return value
 
 
-def _plain_type(field: FieldInfo) -> Any:
+def plain_type(field: FieldInfo) -> Any:
     """A field's type, without the None of an optional one."""
     if get_origin(field.annotation) in (Union, types.UnionType):
         kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
@@ -243,7 +243,7 @@ def _plain_type(field: FieldInfo) -> Any:
     return field.annotation
 
 
-def _argument(name: str, field: FieldInfo) -> str:
+def argument(name: str, field: FieldInfo) -> str:
     return name.upper() if field.json_schema_extra == POSITIONAL else _flag(name)
 
 
@@ -253,7 +253,7 @@ def _flag(name: str) -> str:
 
 
 def _help(name: str, field: FieldInfo) -> str:
-    kind = _plain_type(field)
+    kind = plain_type(field)
     parts = [field.description or name.replace("_", " ")]
     if get_origin(kind) is Literal:
         parts.append(f"one of {', '.join(map(str, get_args(kind)))}")
@@ -267,10 +267,15 @@ def _help(name: str, field: FieldInfo) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return " (required)"
+    default = default_text(field)
+    return f" (default: {default})" if default else ""
+
+
+def default_text(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
     if isinstance(default, tuple | list):
-        default = ",".join(map(str, default))
-    return "" if default in (None, "") else f" (default: {default})"
+        return ",".join(map(str, default))
+    return "" if default is None else str(default)
 
 
 def _unknown(what: str, where: str, name: str, known: Collection[str]) -> str:
@@ -296,10 +301,10 @@ def _sentence(
         return f"the settings of {service} do not fit together: {told}"
     if name not in given:
         return (
-            f"{name} is missing: give {_flag(name)}, {_prefix(service)}{name.upper()}, or {name} in"
+            f"{name} is missing: give {_flag(name)}, {prefix_of(service)}{name.upper()}, or {name} in"
             f" [{service}] of the settings file"
         )
-    if _plain_type(cls.model_fields[name]) is SecretStr:
+    if plain_type(cls.model_fields[name]) is SecretStr:
         expected = "the value is not accepted"
     expected = expected.removeprefix("Value error, ")
     return f"{given[name].where} cannot be used: {expected[:1].lower()}{expected[1:]}"

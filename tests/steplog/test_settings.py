@@ -244,5 +244,5 @@ def test_every_registered_service_has_closed_frozen_settings_and_variables_of_it
         cls = settings.settings_class(service)
         assert cls.model_config.get("frozen")
         assert cls.model_config.get("extra") == "forbid"
-        names += settings._variables(cls.model_fields, settings._prefix(service))
+        names += settings._variables(cls.model_fields, settings.prefix_of(service))
     assert len(names) == len(set(names))

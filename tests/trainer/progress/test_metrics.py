@@ -1,42 +1,11 @@
-"""What Prometheus sees of the trainer, and that the documentation shows all of it."""
-
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
+"""What Prometheus sees of the trainer."""
 
 import pytest
 from prometheus_client import REGISTRY
-from prometheus_client.metrics import MetricWrapperBase
 
-import gateway.metrics
 import pool.metrics
-import reward.metrics
 from pool.marks import Age
 from trainer import metrics
-
-OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
-
-
-def collectors(module: ModuleType) -> Iterator[MetricWrapperBase]:
-    for found in vars(module).values():
-        for one in found.values() if isinstance(found, dict) else (found,):
-            if isinstance(one, MetricWrapperBase):
-                yield one
-
-
-def row(collector: MetricWrapperBase) -> str:
-    family = next(iter(collector.describe()))
-    name = f"{family.name}_total" if family.type == "counter" else family.name
-    labels = ", ".join(collector._labelnames)
-    return f"| `{name}` | {family.type} | {labels} | {family.documentation} |"
-
-
-@pytest.mark.parametrize("module", [gateway.metrics, reward.metrics, pool.metrics, metrics])
-def test_the_documentation_has_every_metric(module: ModuleType) -> None:
-    # describe() is collect() for a metric, and one with labels is shared by those that it has.
-    rows = dict.fromkeys(row(one) for one in collectors(module) if not one._labelvalues)
-    missing = [line for line in rows if line not in OPERATIONS.read_text().splitlines()]
-    assert not missing, "docs/operations.md lacks\n" + "\n".join(missing)
 
 
 def test_the_metrics_of_a_step_have_gauges() -> None:
