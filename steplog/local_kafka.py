@@ -127,6 +127,21 @@ def status(directory: Path) -> Broker | None:
     return broker if broker.runs() else None
 
 
+def answers(broker: Broker, limit: float) -> bool:
+    """Whether it serves clients, and does not merely exist."""
+    try:
+        return bool(_admin(broker).list_topics(timeout=limit).brokers)
+    except KafkaException:
+        return False
+
+
+def _admin(broker: Broker) -> AdminClient:
+    quiet = {"log_level": 0}  # refused connections are no news here
+    return AdminClient(
+        {"bootstrap.servers": broker.bootstrap, "reconnect.backoff.max.ms": 200, **quiet}
+    )
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """One process at a time is in here."""
@@ -222,10 +237,7 @@ def _remember(broker: Broker) -> None:
 
 def _wait_until_it_answers(broker: Broker, log_before: int = 0) -> None:
     deadline = time.monotonic() + START_LIMIT_S
-    quiet = {"log_level": 0}  # refused connections are no news here
-    admin = AdminClient(
-        {"bootstrap.servers": broker.bootstrap, "reconnect.backoff.max.ms": 200, **quiet}
-    )
+    admin = _admin(broker)
     while time.monotonic() < deadline:
         if not broker.runs():
             said = broker.log.read_bytes()[log_before:].decode(errors="replace")

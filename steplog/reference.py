@@ -76,8 +76,8 @@ def settings_page() -> str:
 
 def _shared() -> Iterator[str]:
     yield "## Every command that talks to Kafka\n"
-    yield f"As a variable, for all commands `{PREFIX}KEY`, for one `{PREFIX}COMMAND_KEY`; in the file, at"
-    yield "the top level for all, in the command's table for one.\n"
+    yield f"As a variable, `{PREFIX}KEY` is for all commands and `{PREFIX}COMMAND_KEY` for one; in the"
+    yield "file, the top level is for all and the command's table for one.\n"
     yield from _table(Connection, PREFIX, SHARED)
 
 
@@ -120,8 +120,8 @@ def _kind(kind: Any) -> str:
     if origin in (tuple, list):
         return f"several: {_kind(get_args(kind)[0])}"
     if args := get_args(kind):
-        # A choice of types, or one with its limits, which are no types.
-        return " or ".join(_kind(one) for one in args if isinstance(one, type))
+        # A choice of types, perhaps none, or one with its limits, which are no types.
+        return " or ".join(_kind(one) for one in args if getattr(one, "__name__", "") in KINDS)
     return KINDS[kind.__name__]
 
 

@@ -10,9 +10,9 @@ from pool.errors import Fatal
 from steplog.stack import stack
 from steplog.stack.planning import Planning
 from steplog.stack.settings import StackSettings
-from steplog.stack.state import Folder, PartState
+from steplog.stack.state import RUNNING, Folder, PartState
 
-COLUMNS = "{:<10} {:<9} {:>8} {:>8} {:>9}  {}"
+COLUMNS = "{:<10} {:<9} {:>8} {:>8} {:>9}  {:<22} {}"
 
 Say = Callable[[str], None]
 
@@ -68,6 +68,7 @@ class Row(msgspec.Struct):
     since: float
     restarts: int
     exit_code: int | None
+    trouble: str | None
     url: str | None
     log: str
 
@@ -99,7 +100,7 @@ def _rows(folder: Folder) -> list[Row]:
     for part in plan.parts:
         found = state.parts.get(part.name, PartState())
         runs = found.process is not None and found.process.runs()
-        is_gone = found.phase in ("starting", "ready") and not runs
+        is_gone = found.phase in RUNNING and not runs
         rows.append(
             Row(
                 part=part.name,
@@ -109,6 +110,7 @@ def _rows(folder: Folder) -> list[Row]:
                 since=found.since,
                 restarts=found.restarts,
                 exit_code=found.exit_code,
+                trouble=found.trouble,
                 url=part.url,
                 log=str(folder.log(part.name)),
             )
@@ -117,10 +119,11 @@ def _rows(folder: Folder) -> list[Row]:
 
 
 def _show(rows: list[Row], say: Say) -> None:
-    say(COLUMNS.format("part", "phase", "pid", "since", "restarts", "where"))
+    say(COLUMNS.format("part", "phase", "pid", "since", "restarts", "where", "last trouble"))
     for row in rows:
         since = _ago(time.time() - row.since) if row.since else "-"
-        say(COLUMNS.format(row.part, row.phase, row.pid or "-", since, row.restarts, row.url or ""))
+        about = row.part, row.phase, row.pid or "-", since, row.restarts, row.url or ""
+        say(COLUMNS.format(*about, row.trouble or "").rstrip())
 
 
 def _ago(seconds: float) -> str:

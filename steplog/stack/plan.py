@@ -16,6 +16,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     local broker, which keeps its own files."""
     ready: str | None = None
     """URL that answers 200 when the part is ready; without one, it is when it runs."""
+    health: str | None = None
+    """URL that answers, with whatever, as long as the part lives; without one, nobody sees it hang."""
     needs: tuple[str, ...] = ()
     """Parts that must have been ready before this one is started."""
     variables: Mapping[str, str] = {}
@@ -37,6 +39,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...]
     """They are ended in the opposite order."""
     broker: Broker | None = None
+    hang_s: float = 60.0
+    """Seconds of silence after which a part that runs is killed and started again."""
 
     def part(self, name: str) -> Part | None:
         return next((part for part in self.parts if part.name == name), None)

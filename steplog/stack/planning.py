@@ -52,7 +52,11 @@ class Planning:
         if "gateway" in services:
             parts.append(self._gateway())
         place = Broker(dir=str(kafka.dir.resolve()), port=kafka.port, heap=kafka.heap)
-        return Plan(parts=tuple(parts), broker=place if is_local else None)
+        return Plan(
+            parts=tuple(parts),
+            broker=place if is_local else None,
+            hang_s=self._settings.hang_s,
+        )
 
     def _load(self, cls: type[Settings], service: str, **given: object) -> Settings:
         return load(cls, service, Namespace(config=self._settings.config, **given), self._environ)
@@ -75,7 +79,9 @@ class Planning:
         urls = [*urls, *[None] * len(commands)][: len(commands)]
         names = ["engine"] if len(commands) == 1 else [f"engine-{n}" for n in range(len(commands))]
         return [
-            Part(name=name, command=command, url=url, ready=_ready(url, "health"))
+            Part(
+                name=name, command=command, url=url, ready=(at := _route(url, "health")), health=at
+            )
             for name, command, url in zip(names, commands, urls, strict=True)
         ]
 
@@ -100,7 +106,8 @@ class Planning:
             needs=("topics",),
             stop_s=settings.drain_s + DRAINED,
             url=(url := _url(settings.host, settings.port)),
-            ready=_ready(url),
+            ready=_route(url, "ready"),
+            health=_route(url, "health"),
         )
 
     def _rewards(self) -> list[Part]:
@@ -121,7 +128,14 @@ class Planning:
     def _reward(self, name: str, host: str, at: int, **options: object) -> Part:
         command = self._command("reward", **options)
         url = _url(host, at)
-        return Part(name=name, command=command, needs=("topics",), url=url, ready=_ready(url))
+        return Part(
+            name=name,
+            command=command,
+            needs=("topics",),
+            url=url,
+            ready=_route(url, "ready"),
+            health=_route(url, "health"),
+        )
 
     def _train(self) -> Part:
         settings = self._load(TrainSettings, "train")
@@ -131,7 +145,8 @@ class Planning:
             needs=("topics",),
             stop_s=SAVED,
             url=(url := _url(settings.host, settings.port)),
-            ready=_ready(url),
+            ready=_route(url, "ready"),
+            health=_route(url, "health"),
         )
 
 
@@ -140,5 +155,5 @@ def _url(host: str, port: int) -> str | None:
     return f"http://{HOST if host in ANYWHERE else host}:{port}" if port else None
 
 
-def _ready(url: str | None, route: str = "ready") -> str | None:
+def _route(url: str | None, route: str) -> str | None:
     return f"{url}/{route}" if url else None

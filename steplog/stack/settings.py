@@ -29,5 +29,10 @@ class StackSettings(BaseModel):
         "VLLM_SERVER_DEV_MODE=1 vllm serve …`; in the file, a list",
     )
     wait_s: float = Field(600, gt=0, description="seconds that everything has to get ready")
+    hang_s: float = Field(
+        60,
+        gt=0,
+        description="seconds of silence after which a part that runs is killed and started again",
+    )
     foreground: bool = Field(False, description="stay, and take it down on Ctrl-C")
     json_: bool = Field(False, description="print the status as JSON")

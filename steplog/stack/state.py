@@ -4,7 +4,7 @@ DIRECTORY/
 ├── plan.json    the parts that were asked for
 ├── state.json   the supervisor and every process, with their births; replaced as a whole
 ├── lock         held by the supervisor as long as it lives, however it dies
-└── logs/        one file per part, and the supervisor's own
+└── logs/        one file per part, and the supervisor's own; older parts of each beside it
 """
 
 import fcntl
@@ -20,8 +20,10 @@ from steplog.local_kafka import locked
 from steplog.stack.plan import Plan
 from steplog.stack.process import Process, wait_for
 
-Phase = Literal["waiting", "starting", "ready", "failed", "ended", "stopped"]
-"""`failed`: it comes back after a pause. `ended`: it has done its work."""
+Phase = Literal["waiting", "starting", "ready", "silent", "failed", "ended", "stopped"]
+"""`silent`: it has answered before, runs, and does not any more. `failed`: it comes back after a pause.
+`ended`: it has done its work."""
+RUNNING: tuple[Phase, ...] = ("starting", "ready", "silent")
 
 Kept = TypeVar("Kept", bound=msgspec.Struct)
 
@@ -34,6 +36,8 @@ class PartState(msgspec.Struct, kw_only=True):
     """When it got into this phase, in seconds since 1970."""
     restarts: int = 0
     exit_code: int | None = None
+    trouble: str | None = None
+    """Why it was last started again, or will be."""
 
     @property
     def process(self) -> Process | None:

@@ -20,7 +20,7 @@ from steplog.stack.state import Folder, PartState
 from tests.conftest import free_port
 from tests.steplog.command import STEPLOG, steplog
 
-LIMIT = 20.0
+LIMIT = 60.0
 BROKER_LIMIT = 60.0
 SLEEP = (sys.executable, "-c", "import time; time.sleep(1000)")
 
@@ -109,6 +109,55 @@ def test_a_killed_part_comes_back(directory: Path) -> None:
     eventually(lambda: part(folder, "one").restarts == 1 and part(folder, "one").phase == "ready")
     assert pid_of(folder, "one") != first
     assert (pid_of(folder, "two"), part(folder, "two").restarts) == (other, 0)
+
+
+def test_a_part_that_hangs_is_started_again(directory: Path) -> None:
+    ports = free_port(), free_port()
+    urls = [f"http://127.0.0.1:{port}/" for port in ports]
+    web, other = (
+        Part(name=name, command=server(port), ready=url, health=url)
+        for name, port, url in zip(("web", "other"), ports, urls, strict=True)
+    )
+    folder = stack.up(directory, Plan(parts=(web, other), hang_s=2))
+    stack.wait_until_ready(folder, lambda name, part: None, LIMIT)
+    first, second = pid_of(folder, "web"), pid_of(folder, "other")
+    os.kill(first, signal.SIGSTOP)
+    eventually(lambda: part(folder, "web").phase == "silent")
+    assert "silent" in steplog("status", "--dir", str(directory)).stdout
+    eventually(lambda: part(folder, "web").restarts == 1 and part(folder, "web").phase == "ready")
+    assert birth(first) is None
+    assert (part(folder, "web").trouble or "").startswith("was silent for ")
+    assert "was silent for" in steplog("status", "--dir", str(directory)).stdout
+    assert (pid_of(folder, "other"), part(folder, "other").restarts) == (second, 0)
+
+
+def test_a_part_that_falls_silent_for_a_moment_goes_on(directory: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/"
+    folder = stack.up(
+        directory,
+        Plan(parts=(Part(name="web", command=server(port), ready=url, health=url),), hang_s=6),
+    )
+    stack.wait_until_ready(folder, lambda name, part: None, LIMIT)
+    pid = pid_of(folder, "web")
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: part(folder, "web").phase == "silent")
+    os.kill(pid, signal.SIGCONT)
+    eventually(lambda: part(folder, "web").phase == "ready")
+    assert (pid_of(folder, "web"), part(folder, "web").restarts) == (pid, 0)
+
+
+def test_one_that_has_never_answered_may_take_its_time(directory: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}/"
+    silent = Part(name="loading", command=SLEEP, ready=url, health=url, stop_s=5)
+    port = free_port()
+    clock = f"http://127.0.0.1:{port}/"
+    other = Part(name="web", command=server(port), ready=clock, health=clock)
+    folder = stack.up(directory, Plan(parts=(silent, other), hang_s=0.5))
+    eventually(lambda: part(folder, "web").phase == "ready")
+    os.kill(pid_of(folder, "web"), signal.SIGSTOP)
+    eventually(lambda: part(folder, "web").restarts >= 1)
+    assert (part(folder, "loading").phase, part(folder, "loading").restarts) == ("starting", 0)
 
 
 def test_a_part_that_keeps_failing_is_tried_more_and_more_seldom(directory: Path) -> None:
@@ -267,7 +316,14 @@ def test_what_is_wrong_with_a_service_is_said_before_anything_starts(tmp_path: P
 @pytest.mark.broker
 def test_the_local_broker_is_looked_after(directory: Path, tmp_path: Path) -> None:
     port, began = free_port(), time.time()
-    lines = ["[stack]", "services = []", "[kafka]", f"port = {port}", 'dir = "broker"']
+    lines = [
+        "[stack]",
+        "services = []",
+        "hang_s = 3",
+        "[kafka]",
+        f"port = {port}",
+        'dir = "broker"',
+    ]
     (tmp_path / "steplog.toml").write_text("\n".join(lines))
     try:
         assert steplog("up", "--dir", str(directory)).returncode == 0
@@ -276,6 +332,10 @@ def test_the_local_broker_is_looked_after(directory: Path, tmp_path: Path) -> No
         eventually(lambda: part(folder, "kafka").restarts == 1)
         eventually(lambda: part(folder, "kafka").phase == "ready", BROKER_LIMIT)
         assert part(folder, "kafka").since > began
+        os.kill(pid_of(folder, "kafka"), signal.SIGSTOP)
+        eventually(lambda: part(folder, "kafka").restarts == 2, BROKER_LIMIT)
+        eventually(lambda: part(folder, "kafka").phase == "ready", BROKER_LIMIT)
+        assert (part(folder, "kafka").trouble or "").startswith("was silent for ")
     finally:
         assert "kafka" in steplog("down", "--dir", str(directory)).stdout
     assert steplog("kafka", "status").returncode == 1
