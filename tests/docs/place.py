@@ -18,17 +18,25 @@ from pool.connection import Connection
 from pool.topics import TOPICS
 from tests.conftest import free_port
 from tests.docs.elsewhere import ELSEWHERE
+from tests.docs.interpreter import Interpreter
 from tests.docs.pages import ROOT, Block
 from tests.docs.state import BIN, KAFKA_TOOLS, PORTS, State, read, write
 
-LIMIT_S = 120.0
 PROGRAMS = {"steplog", "python", *(words[0] for words in ELSEWHERE), *KAFKA_TOOLS}
 SEEN = ["examples", "deploy", "docker-compose.yml", ".env.example", "pyproject.toml"]
 """What of the checkout a reader has before him."""
 
 
 class Place:
-    def __init__(self, folder: Path, bootstrap: str, engine: str, tokenizer: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap: str,
+        engine: str,
+        tokenizer: Path,
+        interpreter: Interpreter,
+    ) -> None:
+        self._interpreter = interpreter
         name = f"docs-{uuid.uuid4().hex[:8]}"
         self.work, self._bin, self._state = folder / "work", folder / "bin", folder / "state.json"
         ports = {service: free_port() for service in PORTS}
@@ -55,15 +63,21 @@ class Place:
             (self._bin / name).write_text(script)
             (self._bin / name).chmod(0o755)
 
-    def run(self, block: Block) -> None:
-        text = self._placed(block.commands)
+    def keep(self, block: Block) -> None:
+        """As the file that it is."""
         if block.file is not None:
-            (self.work / block.file).write_text(text)
+            (self.work / block.file).write_text(self._placed(block.text))
+
+    def run(self, block: Block) -> None:
+        self.keep(block)
         self._start_what_is_taken_for_granted(block)
+        text = self._placed(block.commands)
         if block.language == "python":
-            self._execute([sys.executable, "-c" if block.file is None else block.file], text, block)
+            output = self.work.parent / "output"
+            status = self._interpreter.run(text, self.work, self._environ(), output)
+            assert status == 0, f"{block.where} gives {status}:\n{output.read_text()}"
         else:
-            self._execute(["bash", "-euo", "pipefail", "-c"], text, block)
+            self._execute(text, block)
 
     def _start_what_is_taken_for_granted(self, block: Block) -> None:
         """A page for agents need not begin with a gateway: its reader has one."""
@@ -75,29 +89,28 @@ class Place:
         for service, options in wanted.items():
             is_used = f"127.0.0.1:{PORTS[service]}" in block.text
             if is_used and service not in state.running and f"steplog {service}" not in block.text:
-                command = f"steplog {service} {options}"
-                self._execute(["bash", "-c"], command, block)
+                self._execute(f"steplog {service} {options}", block)
 
-    def _execute(self, command: list[str], text: str, block: Block) -> None:
-        given = [] if command[-1].endswith(".py") else [text]
+    def _execute(self, text: str, block: Block) -> None:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=self.work,
+            env=self._environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, f"{block.where} gives {done.returncode}:\n{done.stdout}"
+
+    def _environ(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("STEPLOG_")}
-        environ = {
+        return {
             **inherited,
             **read(self._state).variables(),
             "PATH": f"{self._bin}:{BIN}:{os.environ['PATH']}",
             "DOCS_STATE": str(self._state),
         }
-        done = subprocess.run(
-            [*command, *given],
-            cwd=self.work,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        assert done.returncode == 0, f"{block.where} gives {done.returncode}:\n{done.stdout}"
 
     def _placed(self, text: str) -> str:
         state = read(self._state)

@@ -27,6 +27,7 @@ from steplog import kafka_directory
 from steplog.local_kafka import Broker
 from steplog.settings import SERVICES, SettingsError, load, settings_class
 from tests.docs.elsewhere import ELSEWHERE
+from tests.docs.interpreter import Interpreter
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.docs.place import PROGRAMS, Place
 from tests.gateway.asking import said
@@ -37,22 +38,25 @@ COMMAND = re.compile(rf"^(\$ |({'|'.join(sorted(PROGRAMS))}|\.venv/bin/\w+|pip|c
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: Broker, stub: StubEngine, tokenizer: Path) -> Iterator[Place]:
-    place = Place(tmp_path, kafka.bootstrap, stub.url, tokenizer)
+def place(
+    tmp_path: Path, kafka: Broker, stub: StubEngine, tokenizer: Path, interpreter: Interpreter
+) -> Iterator[Place]:
+    place = Place(tmp_path, kafka.bootstrap, stub.url, tokenizer, interpreter)
     yield place
     place.close()
 
 
 def load_toml(block: Block, folder: Path) -> None:
     """Pages show parts of a file, so what is missing is missing; all else must be right."""
-    file = folder / (block.file or "shown.toml")
+    file = folder / "shown.toml"
     file.write_text(block.text)
+    environ = {"STEPLOG_SASL_PASSWORD": "secret"} if "sasl_username" in block.text else {}
     tables = [key for key, value in tomllib.loads(block.text).items() if isinstance(value, dict)]
     unknown = [table for table in tables if table not in SERVICES]
     assert not unknown, f"{block.where} has {unknown}, which are nobody's settings"
     for service in tables or ["topics"]:
         try:
-            load(settings_class(service), service, Namespace(config=file), {})
+            load(settings_class(service), service, Namespace(config=file), environ)
         except SettingsError as error:
             wrong = [told for told in error.problems if " is missing: " not in told]
             assert not wrong, f"{block.where}: {wrong}"
@@ -99,7 +103,9 @@ def test_the_blocks_of_a_page_do_what_it_says(
         place = request.getfixturevalue("place")
     for block in found:
         if block.language in READ:
-            READ[block.language](block, place.work if place is not None else tmp_path)
+            READ[block.language](block, tmp_path)
+            if place is not None:
+                place.keep(block)
         elif place is not None:
             stub: StubEngine = request.getfixturevalue("stub")
             stub.script([said(text) for text in json.loads(block.answers or "[]")])
