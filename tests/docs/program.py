@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.docs.elsewhere import find, settings_of
 from tests.docs.state import BIN, KAFKA_TOOLS, PORTS, State, read, write
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 240.0
 POLL_S = 0.05
 
 
