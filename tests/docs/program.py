@@ -33,7 +33,13 @@ def main() -> None:
     elif words[0] in KAFKA_TOOLS:
         from steplog import kafka_jars
 
-        java = [kafka_jars.java(), "-Xmx128m", "-cp", f"{kafka_jars.jars()}/*"]
+        java = [
+            kafka_jars.java(),
+            "-Xmx128m",
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            f"{kafka_jars.jars()}/*",
+        ]
         os.execvp(java[0], [*java, KAFKA_TOOLS[words[0]], *words[1:]])
     elif words[:2] == ["steplog", "kafka"] and words[2] in ("start", "stop"):
         subprocess.run([BIN / "steplog", *words[1:]], check=True)

@@ -9,10 +9,8 @@ BIN = Path(sys.executable).parent
 PORTS = {"gateway": 8100, "reward": 8200, "train": 8300, "monitor": 8400}
 KAFKA_TOOLS = {
     "kafka-configs.sh": "kafka.admin.ConfigCommand",
-    "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
-    "kafka-consumer-groups.sh": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
 }
-"""Kafka's own commands, which are in the jars of the local broker."""
+"""Kafka's own commands, as far as they are in the jars of the local broker."""
 
 
 @dataclass
