@@ -15,6 +15,8 @@ What cannot run here is in `tests.docs.elsewhere`, with the reason. A comment `<
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -33,6 +35,11 @@ from tests.docs.place import PROGRAMS, Place
 from tests.gateway.asking import said
 from tests.gateway.stub_engine import StubEngine
 
+FLAGS = """
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+print(*make_arg_parser(FlexibleArgumentParser())._option_string_actions)
+"""
 RUN = ("sh", "console", "python")
 COMMAND = re.compile(rf"^(\$ |({'|'.join(sorted(PROGRAMS))}|\.venv/bin/\w+|pip|curl|cp|export) )")
 
@@ -143,13 +150,10 @@ def test_what_is_elsewhere_is_used() -> None:
 @pytest.mark.slow
 def test_vllm_takes_the_flags() -> None:
     """Of every `vllm serve` that a page or example shows."""
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
     texts = [block.text for page in PAGES for block in blocks(page)]
     texts.append((ROOT / "examples" / "stack.toml").read_text())
-    parser = make_arg_parser(FlexibleArgumentParser())
-    known = set(parser._option_string_actions)
+    told = subprocess.run([sys.executable, "-c", FLAGS], capture_output=True, text=True, check=True)
+    known = set(told.stdout.split())
     shown = re.findall(r"vllm serve ((?:[^\n\\\"]|\\\n|\n +|\"(?!\"\"))+)", "\n".join(texts))
     flags = {flag for command in shown for flag in re.findall(r"(?<!\S)--[a-z-]+", command)}
     assert flags and flags <= known, flags - known
