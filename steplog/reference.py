@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pool.connection import Connection
+from pool.process import ServiceSettings
 from steplog.cli import COMMANDS
 from steplog.settings import (
     PREFIX,
@@ -78,7 +79,7 @@ def _shared() -> Iterator[str]:
     yield "## Every command that talks to Kafka\n"
     yield f"As a variable, `{PREFIX}KEY` is for all commands and `{PREFIX}COMMAND_KEY` for one; in the"
     yield "file, the top level is for all and the command's table for one.\n"
-    yield from _table(Connection, PREFIX, SHARED)
+    yield from _table(ServiceSettings, PREFIX, SHARED)
 
 
 def _service(service: str) -> Iterator[str]:

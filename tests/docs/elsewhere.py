@@ -53,6 +53,7 @@ ELSEWHERE: Mapping[tuple[str, ...], tuple[str, Callable[[Words], None]]] = {
     ("uv",): ("needs a package index", nothing),
     ("steplog", "train"): ("needs a model; tests/trainer/learning proves it", has_settings),
     ("steplog", "export"): ("needs a checkpoint; tests/trainer/test_export.py", has_settings),
+    ("steplog", "replay"): ("needs a run in the ledger; tests/replay", has_settings),
     ("steplog", "demo"): ("takes minutes; tests/steplog/test_demo.py proves it", has_settings),
     ("steplog", "up"): ("needs engines; tests/steplog/test_stack.py, test_demo.py", is_planned),
     ("steplog", "status"): ("as `steplog up`", has_settings),
