@@ -9,11 +9,8 @@ What follows an answer is found by rendering a short conversation in which the a
 a marker: the text behind the marker, after the end of turn that the model has already sampled.
 """
 
-import hashlib
 import inspect
-import os
 import secrets
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,19 +23,13 @@ from gateway.errors import BadRequest
 from gateway.prompts import Prompt, Prompts
 from gateway.requests import Message, Request
 from pool.errors import Fatal
+from pool.tokenizer import fingerprint
 
 LEAD: Message = {"role": "user", "content": "."}
 """Stands for the history in front of the marker: templates want a user's turn before an answer."""
 
 TEMPLATE_TROUBLES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """What templates raise, besides their own errors, on messages that they do not expect."""
-
-
-def hide_torch() -> None:
-    """Tokenizers need no torch, but transformers would load it: 8 seconds and 600 MB. To be called
-    at the start of a process that has no other use for it."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
 class UnusableTokenizer(Fatal):
@@ -58,8 +49,7 @@ class Renderer:
         parameters = inspect.signature(tokenizer.apply_chat_template).parameters
         self._parameters = parameters.keys() - {"documents"}
         self._marker = f"marker{secrets.token_hex(8)}"
-        digest = hashlib.blake2b(self._backend.to_str().encode(), digest_size=8)
-        self.fingerprint = digest.hexdigest()
+        self.fingerprint = fingerprint(self._backend)
 
     @classmethod
     def load(cls, folder: str) -> "Renderer":

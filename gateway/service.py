@@ -16,7 +16,7 @@ from gateway.engines.policy import Policy
 from gateway.gateway import Gateway
 from gateway.generation import Generator
 from gateway.keys import load_keys
-from gateway.rendering import Renderer, hide_torch
+from gateway.rendering import Renderer
 from gateway.settings import GatewaySettings
 from gateway.state.admission import Admission
 from gateway.state.log import open_log
@@ -26,6 +26,7 @@ from pool import topics
 from pool.errors import BrokerUnavailable
 from pool.follower import Follower
 from pool.process import listen, start_logging
+from pool.tokenizer import hide_torch
 from pool.topics import LEDGER, POLICY, STEPS, TOPICS, TRAJECTORIES
 
 log = logging.getLogger(__name__)

@@ -17,12 +17,13 @@ The rules, and where they live:
 4. For the same reason a commit shows the membership under which its partitions were assigned. When
    the client has another one, because the group has changed or we were expelled while we stood
    still, every rebalance that is waiting is heard before the new membership is shown.
-5. A record that cannot be decoded goes to dead-letters in the same transaction.
+5. A record that cannot be decoded goes to dead-letters in the same transaction, unless another
+   group does that.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Literal, Self
@@ -95,7 +96,9 @@ class StatefulConsumer(Generic[ItemT]):
     `assembler` makes the empty state of a partition. `transactional_id` must be this process's own
     and the same after a restart: a new id would leave the old transaction open until it times out.
     `patience` is how long a broker may be away. `accept_loss` goes on where retention has deleted what
-    open state needs, which is an error otherwise. `probe` is told of each stage; tests kill there.
+    open state needs, which is an error otherwise. `ends` are offsets at which reading stops, and which
+    are never committed past. Without `dead_letters` records that cannot be decoded are passed over:
+    another group puts them aside. `probe` is told of each stage; tests kill there.
     """
 
     def __init__(
@@ -110,11 +113,15 @@ class StatefulConsumer(Generic[ItemT]):
         max_waiting: int = 2_000,
         patience: float = 120.0,
         accept_loss: bool = False,
+        ends: Mapping[int, int] | None = None,
+        dead_letters: bool = True,
         probe: Callable[[str], None] = lambda stage: None,
     ) -> None:
         self.lost: list[Range] = []
         """What `accept_loss` has given up since somebody last took note of it."""
         self._accept_loss = accept_loss
+        self._ends = ends or {}
+        self._dead_letters = dead_letters
         self._connection = connection
         self._topic = connection.topic_name(topic)
         self._group = group
@@ -232,7 +239,7 @@ class StatefulConsumer(Generic[ItemT]):
         """Pauses partitions whose open work must not grow, and resumes the others."""
         crowded = sum(len(p.progress.open) for p in self._partitions.values()) >= self._max_waiting
         for partition in self._partitions.values():
-            full = crowded or partition.is_full()
+            full = crowded or partition.is_full() or partition.is_over()
             if full != partition.paused:
                 partition.paused = full
                 act = self._consumer.pause if full else self._consumer.resume
@@ -319,7 +326,7 @@ class StatefulConsumer(Generic[ItemT]):
         for bundle in bundles:
             outputs += bundle.outputs(offsets) if callable(bundle.outputs) else bundle.outputs
         topic = self._connection.topic_name(DEAD_LETTERS)
-        for partition in self._partitions.values():
+        for partition in self._partitions.values() if self._dead_letters else ():
             for letter, reason in partition.dead:
                 headers = letter.headers_with(self._group, reason)
                 outputs.append(Output(topic, letter.key, letter.value, headers))
@@ -406,6 +413,7 @@ class StatefulConsumer(Generic[ItemT]):
             )
             log.warning("%s[%d]: open state is lost", self._topic, place.partition)
             self.lost.append(gone)
+        partition.end = self._ends.get(place.partition)
         self._partitions[place.partition] = partition
         return partition.position
 

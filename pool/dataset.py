@@ -9,11 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from pool.connection import Connection
+from pool.progress import Received
 from pool.scan import Scan, received
 from pool.selection import Selection, SelectionSettings, find_ranges
 from pool.topics import STEPS
 from pool.trajectories import MEMORY, Stray, Trajectory, TrajectoryAssembler
-from schemas import Codec, TrajectoryEnd
+from schemas import Codec, SchemaError, TrajectoryEnd
 
 LOOK_BACK = 20_000
 """Offsets before a range of `steps`: agents work side by side, and one may take long. Rewards are
@@ -33,6 +34,8 @@ class Dataset:
     ) -> None:
         self.missed = 0
         """Trajectories that ended in the range and began too long before it."""
+        self.unreadable = 0
+        """Records that are none; the reward worker has put them aside."""
         ranges = find_ranges(connection, topic, settings)
         back = LOOK_BACK if topic == STEPS else MEMORY
         self.scan = Scan(connection, topic, ranges.earlier(back))
@@ -53,18 +56,35 @@ class Dataset:
         self.scan.__exit__(kind, error, trace)
 
     def __iter__(self) -> Iterator[Trajectory]:
+        return (item for item in self.items() if isinstance(item, Trajectory))
+
+    def items(self) -> Iterator[Trajectory | Stray]:
+        """With what stands outside of the trajectories, such as Feedback that came later."""
+        for one in self._records():
+            item = self._assemblers[one.partition].feed(one)
+            if item is None or one.offset < self._spans[one.partition].first:
+                continue
+            if began_too_early(item):
+                self.missed += 1
+            elif self._selection.has_item(item):
+                yield item
+
+    def _records(self) -> Iterator[Received]:
         for message in self.scan:
             if message.value() is None:
                 continue
-            one = received(message, self._codec)
-            item = self._assemblers[one.partition].feed(one)
-            if one.offset < self._spans[one.partition].first:
-                continue
-            if isinstance(item, Trajectory) and self._selection.has(item):
-                yield item
-            elif isinstance(item, Stray) and _began_too_early(item):
-                self.missed += 1
+            try:
+                one = received(message, self._codec)
+            except SchemaError:
+                self.unreadable += 1
+            else:
+                yield one
 
 
-def _began_too_early(stray: Stray) -> bool:
-    return isinstance(stray.received.record, TrajectoryEnd) and "not open" in stray.reason
+def began_too_early(item: Trajectory | Stray) -> bool:
+    """An End whose Steps lie before where reading began."""
+    return (
+        isinstance(item, Stray)
+        and isinstance(item.received.record, TrajectoryEnd)
+        and "not open" in item.reason
+    )

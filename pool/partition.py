@@ -36,6 +36,8 @@ class Partition(Generic[ItemT]):
     dead: list[tuple[Letter, str]] = field(default_factory=list)
     """Records that cannot be used, and why; they go with the next transaction."""
     paused: bool = False
+    end: int | None = None
+    """What lies here or behind is not read."""
 
     @classmethod
     def load(
@@ -61,7 +63,7 @@ class Partition(Generic[ItemT]):
         """Takes the next message; gives the work that it makes ready."""
         offset = message.offset()
         assert offset is not None
-        if offset < self.position:
+        if offset < self.position or (self.end is not None and offset >= self.end):
             return []
         self.position = offset + 1
         try:
@@ -76,6 +78,8 @@ class Partition(Generic[ItemT]):
     def advance(self, position: int) -> list[Work[ItemT]]:
         """Takes over a position behind transaction markers, which are no records. Before the first
         record a client answers with a negative number."""
+        if self.end is not None:
+            position = min(position, self.end)
         self.position = max(self.position, position)
         return self.progress.reach(self.position)
 
@@ -84,6 +88,9 @@ class Partition(Generic[ItemT]):
         if len(self.progress.open) * 2 < FULL_TEXT // 4:
             return False
         return len(self.progress.bookmark(self.position).text()) > FULL_TEXT
+
+    def is_over(self) -> bool:
+        return self.end is not None and self.position >= self.end
 
     def is_idle(self, done: Iterable[Work[ItemT]] = ()) -> bool:
         """Nothing is open, and no work waits but what is done."""

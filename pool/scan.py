@@ -13,9 +13,9 @@ from confluent_kafka import TopicPartition as Place
 
 from pool.connection import Connection
 from pool.consumer import BATCH, consumer_options
-from pool.errors import BrokerUnavailable, OffsetLost
+from pool.errors import BrokerUnavailable, Fatal, OffsetLost
 from pool.progress import Received
-from schemas import Codec
+from schemas import Codec, UnknownSchema
 
 POLL = 0.1
 """Seconds to wait for a full batch."""
@@ -120,7 +120,14 @@ class Scan:
 
 
 def received(message: Message, codec: Codec) -> Received:
-    """The record that a message holds."""
+    """The record that a message holds; Fatal when it is of a later version than we are."""
     value = message.value()
     assert value is not None, "a tombstone has no record"
-    return Received(codec.decode(value), message.partition() or 0, message.offset() or 0)
+    partition, offset = message.partition() or 0, message.offset() or 0
+    try:
+        return Received(codec.decode(value), partition, offset)
+    except UnknownSchema as error:
+        raise Fatal(
+            f"offset {offset} of partition {partition} of {message.topic()} cannot be read: {error}; "
+            "use the version of steplog that wrote it"
+        ) from error

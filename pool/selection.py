@@ -19,7 +19,7 @@ from pool.marks import PolicyMarks, runs
 from pool.reader import Bounds, Reader, open_topic, read_records
 from pool.scan import Span
 from pool.topics import POLICY, STEPS
-from pool.trajectories import Trajectory, step_of
+from pool.trajectories import Stray, Trajectory, step_of
 from schemas import PolicyVersion
 
 Point = int | datetime
@@ -97,6 +97,15 @@ class Selection:
         if self._runs and not runs(trajectory) <= self._runs:
             return False
         return self._has_versions(trajectory) and self._has_metadata(trajectory)
+
+    def has_item(self, item: Trajectory | Stray) -> bool:
+        """What stands outside of a trajectory tells its run and channel only."""
+        if isinstance(item, Trajectory):
+            return self.has(item)
+        record = item.received.record
+        if self._channel is not None and getattr(record, "channel", None) != self._channel:
+            return False
+        return not self._runs or getattr(record, "run", None) in self._runs
 
     def _has_versions(self, trajectory: Trajectory) -> bool:
         first, last = self._versions

@@ -25,6 +25,7 @@ from typing import Any, get_type_hints
 from urllib.parse import parse_qsl
 
 from pool.errors import Fatal
+from pool.process import LOGIN
 from reward import functions
 
 TIMEOUT = 60.0
@@ -51,10 +52,19 @@ class Function:
     """Calls of an asynchronous function at the same time."""
 
     @property
+    def described(self) -> str:
+        return described(self.name, self.version, self.weight)
+
+    @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.call) or inspect.iscoroutinefunction(
             getattr(self.call, "__call__", None)  # noqa: B004 - an object with an async __call__
         )
+
+
+def described(name: str, version: str, weight: float) -> str:
+    """Functions of which this is equal give equal rewards."""
+    return f"{name} {version} ×{weight:g}"
 
 
 OWN = {"weight": float, "timeout_s": float, "attempts": int, "at_once": int}
@@ -101,7 +111,11 @@ def _builtin(name: str, parameters: Mapping[str, str]) -> Function:
         made = factory(**typed)
     except Exception as error:  # a parameter is missing, or its value is of no use
         raise UnusableFunction(f"{name} cannot be made: {error}") from error
-    return Function(name, version_of("steplog"), made)
+    version = version_of("steplog")
+    if parameters:  # with others it is another reward
+        given = "&".join(f"{key}={value}" for key, value in sorted(parameters.items()))
+        version += "?" + LOGIN.sub("***", given)
+    return Function(name, version, made)
 
 
 def _check_limits(spec: str, own: Mapping[str, float]) -> None:

@@ -6,6 +6,7 @@ import uvicorn
 
 from pool import topics
 from pool.process import listen, start_logging, stopped_by_signals
+from reward import tags
 from reward.function import load_all
 from reward.http import make_app
 from reward.settings import RewardSettings
@@ -20,18 +21,23 @@ def serve(settings: RewardSettings) -> None:
     functions = load_all(settings.function)
     check_tokenizer(settings.tokenizer)
     topics.check(settings)
+    group = settings.group or tags.live_group(settings.into)
+    if settings.into is not None:
+        tags.open_live(settings, settings.into, group, functions)
     listener = listen(settings.host, settings.port)
     start_logging("reward", settings)
     stop = stopped_by_signals()
     scorer = Scorer(settings.function, functions, settings.tokenizer, settings.processes)
     try:
-        worker = Worker(settings, settings.group, settings.slot, scorer, settings.at_once)
+        worker = Worker(
+            settings, group, settings.slot, scorer, settings.at_once, into=settings.into
+        )
         app = make_app(scorer, bool(functions), lambda: worker.last_progress)
         server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         )
         scorer.remote.start(server.serve(sockets=[listener]))
-        named = ", ".join(f"{f.name} {f.version} ×{f.weight:g}" for f in functions)
+        named = ", ".join(function.described for function in functions)
         log.info("scoring with %s", named or "what agents say")
         worker.run(stop)
     finally:

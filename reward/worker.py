@@ -6,12 +6,16 @@
 The thread that runs `run` owns the consumer: it polls, collects what is scored, and commits. Scoring
 happens elsewhere. A worker that is killed has written each output once or not at all, and what was
 being scored is scored again by whoever gets the partition.
+
+A worker with a tag writes to the tag's topic and nowhere else: deadlines are kept and letters put
+aside by those without one, or it would be done once for every tag.
 """
 
 import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -19,17 +23,20 @@ from itertools import count
 from pool import tracing
 from pool.connection import Connection
 from pool.consumer import StatefulConsumer
+from pool.dataset import began_too_early
 from pool.dead_letters import Letter, PoisonLimiter
 from pool.errors import Fatal
 from pool.metrics import dead_letters, last_progress, show_lag
 from pool.producer import Output
 from pool.progress import Progress, Work
-from pool.topics import DEAD_LETTERS, REWARDED, STEPS, TRAJECTORIES
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
+from pool.selection import Selection
+from pool.tokenizer import TokenizerFolder
+from pool.topics import DEAD_LETTERS, STEPS, TRAJECTORIES, rewarded_topic
+from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source, step_of
 from reward import metrics
 from reward.expiry import overdue
 from reward.function import Function
-from reward.isolated import UNAVAILABLE, Isolated
+from reward.isolated import UNAVAILABLE, Isolated, failed
 from reward.queues import KeyOrder
 from reward.remote import Remote
 from reward.score import Opinion, is_scored, rewarded
@@ -88,6 +95,8 @@ class Scorer:
         others = [function for function in functions if function.is_async]
         self.remote = Remote(others)
         self._texts = Texts(tokenizer)
+        self._functions = functions
+        self._tokenizer = TokenizerFolder(tokenizer) if tokenizer and functions else None
         self._order = {function.name: at for at, function in enumerate(functions)}
         self._asks = bool(others)
         self._numbers = count()
@@ -101,12 +110,23 @@ class Scorer:
     def submit(self, job: Job) -> None:
         if not isinstance(job.item, Trajectory) or not is_scored(job.item):
             job.back(job)
+        elif (why := self._misread(job.item)) is not None:
+            job.opinions = [failed(function, why) for function in self._functions]
+            job.back(job)
         elif self._isolated is not None:
             number = next(self._numbers)
             self._jobs[number] = job
             self._isolated.submit(number, job.item)
         else:
             self._ask(job)
+
+    def _misread(self, trajectory: Trajectory) -> str | None:
+        """Why functions would see another text than the one that was sampled."""
+        if self._tokenizer is None:
+            return None
+        recorded = {step_of(received).tokenizer for received in trajectory.steps}
+        other = next((name for name in recorded if not self._tokenizer.made(name)), None)
+        return f"the tokenizer {self._tokenizer.difference(other)}" if other else None
 
     def check(self) -> None:
         """Raises when something that scores has ended: waiting for it would be for ever."""
@@ -155,19 +175,33 @@ class Scorer:
 
 
 class Worker:
-    """One member of the group."""
+    """One member of the group. `into` is the tag that it writes for; a `selection` of trajectories,
+    up to `ends`, is for scoring again."""
 
     def __init__(
-        self, connection: Connection, group: str, slot: str, scorer: Scorer, at_once: int
+        self,
+        connection: Connection,
+        group: str,
+        slot: str,
+        scorer: Scorer,
+        at_once: int,
+        into: str | None = None,
+        selection: Selection | None = None,
+        ends: Mapping[int, int] | None = None,
     ) -> None:
         self._connection = connection
         self._codec = connection.codec()
         self._scorer = scorer
         self._group = group
+        self._is_first = into is None
+        self._selection = selection
+        self._rewarded = rewarded_topic(into)
         self._names = {
             topic: connection.topic_name(topic)
-            for topic in (STEPS, REWARDED, TRAJECTORIES, DEAD_LETTERS)
+            for topic in (STEPS, self._rewarded, TRAJECTORIES, DEAD_LETTERS)
         }
+        self.tally: Counter[str] = Counter()
+        """What became of trajectories since this worker started."""
         self._order: KeyOrder[Job] = KeyOrder()
         self._scored: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._limiter = PoisonLimiter()
@@ -187,11 +221,13 @@ class Worker:
             assembler=lambda partition: TrajectoryAssembler(),
             codec=self._codec,
             max_waiting=at_once,
+            ends=ends,
+            dead_letters=self._is_first,
         )
 
-    def run(self, stop: threading.Event) -> None:
+    def run(self, stop: threading.Event, is_done: Callable[[], bool] = lambda: False) -> None:
         with self._consumer:
-            while not stop.is_set():
+            while not stop.is_set() and not is_done():
                 self.turn()
 
     def turn(self) -> None:
@@ -214,6 +250,9 @@ class Worker:
         show_lag(self._group, self._names[STEPS], self._consumer.lags())
 
     def _take(self, work: Work[Item]) -> None:
+        if self._selection is not None and not self._is_selected(work.item, self._selection):
+            self._consumer.finish([work], [])
+            return
         job = Job(work.item, self._scored.put, work, is_wanted=lambda: self._is_ours(work))
         if tracing.is_on() and isinstance(work.item, Trajectory):
             job.span = self._span(work.item)
@@ -236,6 +275,12 @@ class Worker:
             steps=len(item.steps),
             **_ids(item.end),
         )
+
+    def _is_selected(self, item: Item, selection: Selection) -> bool:
+        if began_too_early(item):
+            self.tally["missed"] += 1
+            return False
+        return selection.has_item(item)
 
     def _is_ours(self, work: Work[Item]) -> bool:
         return self._consumer.assignment(work.assignment.partition) is work.assignment
@@ -277,11 +322,11 @@ class Worker:
         item = job.item
         if isinstance(item, Stray):
             copy = annotated(item.received.record, source(item.received))
-            return [self._output(REWARDED, copy, item.received.trace)]
+            return [self._output(self._rewarded, copy, item.received.trace)]
         traces = [received.trace for received in item.records]
         traces[-1] = job.span.traceparent or traces[-1]
         copies = zip(rewarded(item, job.opinions), traces, strict=True)
-        outputs = [self._output(REWARDED, record, trace) for record, trace in copies]
+        outputs = [self._output(self._rewarded, record, trace) for record, trace in copies]
         failure = job.failure
         self._count(item, job)
         if failure is None:
@@ -289,12 +334,13 @@ class Worker:
         job.span.fail(failure.name)
         # Its words may quote the answer.
         log.warning(
-            "trajectory %s: reward %s failed; dead-letters has the reason",
+            "trajectory %s: reward %s failed; its End in %s has the reason",
             item.uid,
             failure.name,
+            self._names[self._rewarded],
             extra=_ids(item.end),
         )
-        return [*outputs, self._letter(item, failure)]
+        return [*outputs, self._letter(item, failure)] if self._is_first else outputs
 
     def _count(self, item: Trajectory, job: Job) -> None:
         channel = item.end.channel if item.end.channel in ("train", "val") else "other"
@@ -305,6 +351,7 @@ class Worker:
                 metrics.values.labels(opinion.name, channel).observe(opinion.value)
                 metrics.scores.labels(opinion.name, channel).observe(opinion.value)
         metrics.processed.labels("failed" if job.failure else item.end.status).inc()
+        self.tally["failed" if job.failure else "scored" if job.opinions else "unscored"] += 1
 
     def _letter(self, item: Trajectory, failure: Opinion) -> Output:
         """What the function could not score: its End, as it lay in the log."""
@@ -327,7 +374,7 @@ class Worker:
     def _end_overdue(self) -> None:
         """Looks for trajectories whose time is up, now and then."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_look or not self._is_first:
             return
         self._next_look = now + LOOK_FOR_OVERDUE
         before, self._ended = self._ended, {}

@@ -5,7 +5,7 @@ the bytes of a Kafka value and back. Token ids and logprobs stay packed in `byte
 them into numbers where somebody needs numbers.
 """
 
-from schemas.codec import Codec, SchemaError
+from schemas.codec import Codec, SchemaError, UnknownSchema
 from schemas.records import (
     DecidedGroup,
     Decision,
@@ -46,4 +46,5 @@ __all__ = [
     "Step",
     "StepNote",
     "TrajectoryEnd",
+    "UnknownSchema",
 ]

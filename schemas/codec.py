@@ -33,6 +33,10 @@ class SchemaError(ValueError):
     """Bytes that are no record of ours, or a record that its schema cannot hold."""
 
 
+class UnknownSchema(SchemaError):
+    """It may well be a record of ours, written by a later version."""
+
+
 class Registry(Protocol):
     """What the codec needs of a schema registry."""
 
@@ -106,7 +110,7 @@ class Codec:
         written = _known().get(value[:SINGLE_OBJECT_HEADER])
         if written is None:
             mark = value[len(SINGLE_OBJECT) : SINGLE_OBJECT_HEADER].hex()
-            raise SchemaError(f"no schema with fingerprint {mark} is known to this version")
+            raise UnknownSchema(f"no schema with fingerprint {mark} is known to this version")
         return written
 
     def _confluent(self, value: bytes) -> Written:
@@ -116,7 +120,7 @@ class Codec:
             )
         schema_id = int.from_bytes(value[1:CONFLUENT_HEADER], "big")
         if self._registry is None:
-            raise SchemaError(f"schema id {schema_id} needs a registry, and none is configured")
+            raise UnknownSchema(f"schema id {schema_id} needs a registry, and none is configured")
         if schema_id not in self._registered:
             schema = self._registry.schema_of(schema_id)
             self._registered[schema_id] = _known().get(_header_of(schema)) or _written(schema)
@@ -151,7 +155,7 @@ def _known() -> dict[bytes, Written]:
 def _written(schema: Schema) -> Written:
     types = {f"steplog.{record_type.__name__}": record_type for record_type in RECORD_TYPES}
     if schema["name"] not in types:
-        raise SchemaError(f"{schema['name']} is no record of this version")
+        raise UnknownSchema(f"{schema['name']} is no record of this version")
     record_type = types[schema["name"]]
     today = current_schema(record_type)
     return Written(schema, record_type, None if schema is today else today)

@@ -154,7 +154,7 @@ def load_tokenizer(folder: str) -> Tokenizer:
     if not Path(folder).is_dir():  # transformers would take it for a name and ask the network
         raise TokenizerError(f"{folder} is no folder, and --tokenizer needs one")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from gateway.rendering import hide_torch
+    from pool.tokenizer import hide_torch
 
     hide_torch()
     from transformers import AutoTokenizer

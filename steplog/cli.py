@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from console.settings import LagSettings, MonitorSettings
     from gateway.settings import GatewaySettings
-    from replay.settings import LineageSettings
-    from reward.settings import RewardSettings
+    from replay.settings import DiffSettings, LineageSettings
+    from reward.settings import RescoreSettings, RewardSettings
     from steplog.cat import CatSettings
     from steplog.demo.settings import DemoSettings
     from steplog.key import KeySettings
@@ -110,6 +110,19 @@ def reward(settings: "RewardSettings") -> int:
     from reward import service
 
     service.serve(settings)
+    return 0
+
+
+def replay_rescore(settings: "RescoreSettings") -> int:
+    from reward import rescore
+
+    return 0 if rescore.rescore(settings, say_now) else INTERRUPTED
+
+
+def replay_diff(settings: "DiffSettings") -> int:
+    from replay import diff
+
+    diff.diff(settings, say)
     return 0
 
 
@@ -216,7 +229,7 @@ class Command:
 GROUPS = {
     "kafka": "a local broker, for development and tests",
     "topics": "the topics of the log",
-    "replay": "the log read again: what made which weights",
+    "replay": "the log read again: scored anew, compared, what made which weights",
 }
 COMMANDS = [
     Command(("kafka", "start"), "start the local broker", "kafka", kafka_start),
@@ -227,6 +240,13 @@ COMMANDS = [
     Command(("topics", "check"), "refuse a cluster that does not fit", "topics", topics_check),
     Command(("gateway",), "serve agents, and record their calls", "gateway", gateway),
     Command(("reward",), "score trajectories into the second topic", "reward", reward),
+    Command(
+        ("replay", "rescore"),
+        "score a part of the log again, into a topic of its own",
+        "replay-rescore",
+        replay_rescore,
+    ),
+    Command(("replay", "diff"), "compare two sets of rewards", "replay-diff", replay_diff),
     Command(("train",), "train on what was scored, and update the engines", "train", train),
     Command(("export",), "make a Hugging Face folder of a checkpoint", "export", export),
     Command(("replay", "step"), "make a version's step again", "replay-step", replay_step),

@@ -35,6 +35,8 @@ SERVICES = {
     "gateway": "gateway.settings:GatewaySettings",
     "key": "steplog.key:KeySettings",
     "reward": "reward.settings:RewardSettings",
+    "replay-rescore": "reward.settings:RescoreSettings",
+    "replay-diff": "replay.settings:DiffSettings",
     "train": "trainer.settings:TrainSettings",
     "export": "trainer.settings:ExportSettings",
     "replay-step": "trainer.replaying.settings:ReplayStepSettings",

@@ -1,0 +1,255 @@
+"""What another way of scoring would change: for single trajectories, and for the groups they train in.
+
+Groups are filled by prompt in the order in which trajectories ended, with everything that the log
+holds by now; one that never filled counts with what it has, as after its deadline. A group is trainable
+on a side when enough of its members are usable there and their rewards differ. A member changes sign
+when it is above its group's mean on one side and below on the other.
+"""
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, Literal, TypeVar, get_args
+
+import msgspec
+
+from pool.groups import GroupRules
+from replay.side_by_side import Pair, Scored, Side
+
+EQUAL = 1e-6
+"""Rewards that differ by no more teach nothing, and have not changed."""
+EDGES = (-1.0, -0.5, -0.1, -EQUAL, EQUAL, 0.1, 0.5, 1.0)
+
+What = Literal["becomes trainable", "is no longer trainable", "changes sign"]
+Change = TypeVar("Change")
+
+
+class Moments(msgspec.Struct):
+    """Mean and spread of numbers that pass by, without keeping them."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        before = value - self.mean
+        self.mean += before / self.count
+        self.squares += before * (value - self.mean)
+
+    @property
+    def spread(self) -> float:
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+class Largest(Generic[Change]):
+    """The first of as many changes as pass by; of equal ones, those that lie first in the log."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._heap: list[tuple[float, int, int, Change]] = []
+
+    def add(self, size: float, partition: int, offset: int, change: Change) -> None:
+        heapq.heappush(self._heap, (size, -partition, -offset, change))
+        if len(self._heap) > self._limit:
+            heapq.heappop(self._heap)
+
+    def sorted(self) -> list[Change]:
+        return [
+            change for *_, change in sorted(self._heap, key=lambda kept: kept[:3], reverse=True)
+        ]
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    count: int
+    mean: float | None
+    spread: float | None
+
+    @classmethod
+    def of(cls, moments: Moments) -> "Distribution":
+        if not moments.count:
+            return cls(0, None, None)
+        return cls(moments.count, moments.mean, moments.spread)
+
+
+class FunctionRewards(msgspec.Struct, frozen=True):
+    """What one version of a function gave, on one side."""
+
+    side: Side
+    name: str
+    version: str
+    rewards: Distribution
+
+
+class Bin(msgspec.Struct, frozen=True):
+    """Changes from `low` on, up to but without `high`; None: no limit."""
+
+    low: float | None
+    high: float | None
+    count: int
+
+
+class ChangedTrajectory(msgspec.Struct, frozen=True):
+    trajectory_uid: str
+    prompt_uid: str
+    partition: int
+    offset: int
+    """Of its End in `steps`."""
+    old: float
+    new: float
+
+
+class ChangedGroup(msgspec.Struct, frozen=True):
+    prompt_uid: str
+    partition: int
+    first_offset: int
+    """Of the oldest record of it in `steps`."""
+    what: What
+    members: int
+    flipped: int
+    """Members that change sign."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    old_topic: str
+    new_topic: str
+    in_both: int
+    only_old: int
+    only_new: int
+    old: Distribution
+    new: Distribution
+    correlation: float | None
+    changes: list[Bin]
+    flipped: int
+    """Trajectories that change sign."""
+    groups: int
+    trainable_old: int
+    trainable_new: int
+    become_trainable: int
+    no_longer_trainable: int
+    change_sign: int
+    functions: list[FunctionRewards]
+    changed_groups: list[ChangedGroup]
+    changed_trajectories: list[ChangedTrajectory]
+
+
+class Comparer:
+    """Takes the trajectories of one prompt after the other; `limit` changes of each kind are kept."""
+
+    def __init__(self, rules: GroupRules, limit: int) -> None:
+        self._rules = rules
+        self._limit = limit
+        self._present = {(True, True): 0, (True, False): 0, (False, True): 0}
+        self._old, self._new = Moments(), Moments()
+        self._product = 0.0
+        self._bins = [0] * (len(EDGES) + 1)
+        self._flipped = self._groups = 0
+        self._trainable = {(True, True): 0, (True, False): 0, (False, True): 0, (False, False): 0}
+        self._sign_groups = 0
+        self._changed_groups: dict[What, Largest[ChangedGroup]] = {
+            what: Largest(limit) for what in get_args(What)
+        }
+        self._changed_trajectories: Largest[ChangedTrajectory] = Largest(limit)
+
+    def add(self, pairs: Sequence[Pair]) -> None:
+        for pair in pairs:
+            self._present[pair.old is not None, pair.new is not None] += 1
+            if pair.old is not None and pair.new is not None:
+                self._compare(pair, pair.old.reward, pair.new.reward)
+        for group in fill(pairs, self._rules.group_size):
+            self._compare_group(group)
+
+    def _compare(self, pair: Pair, old: float | None, new: float | None) -> None:
+        if old is None or new is None:
+            return
+        before = old - self._old.mean
+        self._old.add(old)
+        self._new.add(new)
+        self._product += before * (new - self._new.mean)
+        self._bins[sum(new - old >= edge for edge in EDGES)] += 1
+        if abs(new - old) >= EQUAL:
+            changed = ChangedTrajectory(
+                pair.uid, pair.prompt, pair.partition, pair.offset, old, new
+            )
+            self._changed_trajectories.add(abs(new - old), pair.partition, pair.offset, changed)
+
+    def _compare_group(self, group: Sequence[Pair]) -> None:
+        size = group[0].size or self._rules.group_size
+        wanted = max(2, math.ceil(round(self._rules.quorum * size, 6)))
+        old = signs([pair.old for pair in group], wanted)
+        new = signs([pair.new for pair in group], wanted)
+        flipped = sum(a * b < 0 for a, b in zip(old, new, strict=True))
+        self._groups += 1
+        self._flipped += flipped
+        self._sign_groups += flipped > 0
+        trainable = any(old), any(new)
+        self._trainable[trainable] += 1
+        if trainable[0] != trainable[1]:
+            self._note(
+                group, "becomes trainable" if trainable[1] else "is no longer trainable", flipped
+            )
+        elif flipped:
+            self._note(group, "changes sign", flipped)
+
+    def _note(self, group: Sequence[Pair], what: What, flipped: int) -> None:
+        first = min(pair.began for pair in group)
+        found = ChangedGroup(group[0].prompt, group[0].partition, first, what, len(group), flipped)
+        self._changed_groups[what].add(flipped, found.partition, found.first_offset, found)
+
+    def comparison(
+        self, old_topic: str, new_topic: str, functions: Sequence[FunctionRewards]
+    ) -> Comparison:
+        return Comparison(
+            old_topic=old_topic,
+            new_topic=new_topic,
+            in_both=self._present[True, True],
+            only_old=self._present[True, False],
+            only_new=self._present[False, True],
+            old=Distribution.of(self._old),
+            new=Distribution.of(self._new),
+            correlation=self._correlation(),
+            changes=list(map(Bin, (None, *EDGES), (*EDGES, None), self._bins)),
+            flipped=self._flipped,
+            groups=self._groups,
+            trainable_old=self._trainable[True, True] + self._trainable[True, False],
+            trainable_new=self._trainable[True, True] + self._trainable[False, True],
+            become_trainable=self._trainable[False, True],
+            no_longer_trainable=self._trainable[True, False],
+            change_sign=self._sign_groups,
+            functions=list(functions),
+            changed_groups=[one for kept in self._changed_groups.values() for one in kept.sorted()],
+            changed_trajectories=self._changed_trajectories.sorted(),
+        )
+
+    def _correlation(self) -> float | None:
+        both = self._old.squares * self._new.squares
+        return self._product / math.sqrt(both) if both > 0 else None
+
+
+def fill(pairs: Iterable[Pair], default_size: int) -> Iterator[list[Pair]]:
+    """Groups of one prompt. Who began before a group was full, and ended after, is late."""
+    group: list[Pair] = []
+    closed_at = 0
+    for pair in pairs:
+        if pair.began < closed_at:
+            continue
+        group.append(pair)
+        if len(group) >= (group[0].size or default_size):
+            yield group
+            group, closed_at = [], pair.offset
+    if group:
+        yield group
+
+
+def signs(members: Sequence[Scored | None], wanted: int) -> list[int]:
+    """Of each member's advantage; 0 for all when the group is not trainable."""
+    rewards = [m.reward if m is not None and m.is_usable else None for m in members]
+    usable = [reward for reward in rewards if reward is not None]
+    if len(usable) < wanted or max(usable) - min(usable) <= EQUAL:
+        return [0] * len(members)
+    mean = sum(usable) / len(usable)
+    return [0 if reward is None else _sign(reward - mean) for reward in rewards]
+
+
+def _sign(advantage: float) -> int:
+    return (advantage > EQUAL) - (advantage < -EQUAL)
