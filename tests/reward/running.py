@@ -79,9 +79,9 @@ def answered(uid: str, text: str, prompt: str = "p", **fields: Any) -> list[Reco
     ]
 
 
-def ends(connection: Connection) -> dict[str, TrajectoryEnd]:
+def ends(connection: Connection, topic: str = REWARDED) -> dict[str, TrajectoryEnd]:
     """The Ends in `rewarded`, by trajectory; each must be there once."""
-    found = [r for r in records(connection, REWARDED) if isinstance(r, TrajectoryEnd)]
+    found = [r for r in records(connection, topic) if isinstance(r, TrajectoryEnd)]
     by_uid = {record.trajectory_uid: record for record in found}
     assert len(by_uid) == len(found), "an End was written twice"
     return by_uid
@@ -105,10 +105,10 @@ def wait_for(what: Callable[[], Any], worker: RunningWorker | None = None) -> An
 
 
 def wait_for_ends(
-    connection: Connection, count: int, worker: RunningWorker
+    connection: Connection, count: int, worker: RunningWorker, topic: str = REWARDED
 ) -> dict[str, TrajectoryEnd]:
     def enough() -> dict[str, TrajectoryEnd] | None:
-        found = ends(connection)
+        found = ends(connection, topic)
         return found if len(found) >= count else None
 
     found: dict[str, TrajectoryEnd] = wait_for(enough, worker)
