@@ -38,10 +38,10 @@ class DiffTable:
 
     def _rewards(self) -> Table:
         drawn = _table("", "version", "scored", "mean", "spread", left=2)
-        drawn.add_row("old", "", *_row(self._found.old))
-        drawn.add_row("new", "", *_row(self._found.new))
+        _add(drawn, "old", "", *_row(self._found.old))
+        _add(drawn, "new", "", *_row(self._found.new))
         for one in self._found.functions:
-            drawn.add_row(f"{one.side}: {one.name}", one.version, *_row(one.rewards))
+            _add(drawn, f"{one.side}: {one.name}", one.version, *_row(one.rewards))
         return drawn
 
     def _groups(self) -> Iterator[RenderableType]:
@@ -62,7 +62,7 @@ def changes(bins: list[Bin]) -> Table:
     drawn = _table("change", "trajectories", "", left=1)
     most = max(1, *(one.count for one in bins))
     for one in bins:
-        drawn.add_row(_label(one), f"{one.count:,}", "▇" * round(BAR * one.count / most))
+        _add(drawn, _label(one), f"{one.count:,}", "▇" * round(BAR * one.count / most))
     return drawn
 
 
@@ -70,7 +70,7 @@ def groups(found: list[ChangedGroup]) -> Table:
     drawn = _table("group", "", "steps", "members", "change sign", left=2)
     for one in found:
         place = f"{one.partition}:{one.first_offset}"
-        drawn.add_row(one.prompt_uid, one.what, place, str(one.members), str(one.flipped))
+        _add(drawn, one.prompt_uid, one.what, place, str(one.members), str(one.flipped))
     return drawn
 
 
@@ -79,7 +79,7 @@ def trajectories(found: list[ChangedTrajectory]) -> Table:
     for one in found:
         rewards = (_number(one.old), _number(one.new), f"{one.new - one.old:+.4g}")
         place = f"{one.partition}:{one.offset}"
-        drawn.add_row(one.trajectory_uid, one.prompt_uid, place, *rewards)
+        _add(drawn, one.trajectory_uid, one.prompt_uid, place, *rewards)
     return drawn
 
 
@@ -91,6 +91,11 @@ def _table(*names: str, left: int) -> Table:
             name, justify="left" if at < left or not name else "right", overflow="fold"
         )
     return drawn
+
+
+def _add(drawn: Table, *cells: str) -> None:
+    """As text, since agents may name their prompts in what rich takes for markup."""
+    drawn.add_row(*map(Text, cells))
 
 
 def _row(rewards: Distribution) -> tuple[str, str, str]:

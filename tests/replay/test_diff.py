@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import pytest
 from pydantic import ValidationError
+from rich.console import Console
 
 from pool import topics
 from pool.connection import Connection
@@ -16,6 +17,7 @@ from pool.topics import REWARDED, STEPS
 from pool.trajectories import annotated
 from replay import diff
 from replay.comparison import ChangedGroup, Comparer, Comparison, fill, signs
+from replay.diff_table import DiffTable
 from replay.settings import DiffSettings
 from replay.side_by_side import Pair, Scored
 from schemas import Record, Reward, TrajectoryEnd
@@ -49,6 +51,15 @@ def test_the_largest_changes_are_kept_and_no_more() -> None:
     found = comparer.comparison("old", "new", [])
     assert [one.offset for one in found.changed_trajectories] == [49, 48]
     assert sum(one.count for one in found.changes) == 49
+
+
+def test_names_are_shown_as_they_are() -> None:
+    comparer = Comparer(GroupRules(), limit=1)
+    comparer.add([member(1, 0.0, 1.0)._replace(uid="[/b]x", prompt="[red]p")])
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(DiffTable(comparer.comparison("old", "new", [])))
+    assert "[/b]x" in capture.get() and "[red]p" in capture.get()
 
 
 def test_rewards_are_not_compared_with_themselves() -> None:
@@ -111,7 +122,7 @@ def test_the_numbers_of_a_log_made_by_hand(
         ("old", "f", "1", 9),
         ("new", "f", "1", 9),
     ]
-    diff.diff(DiffSettings(**log.model_dump(), with_="other"), str)
+    diff.diff(DiffSettings(**log.model_dump(), with_="other"), lambda line: None)
     told = capsys.readouterr().out
     assert "8 trajectories in both, 1 only in old, 1 only in new" in told
     assert "1 become trainable, 1 are no longer, 1 change sign (2 trajectories)" in told

@@ -210,6 +210,8 @@ def test_two_reward_versions_run_side_by_side_on_the_live_stream(
     assert group_rewards(log, REWARDED) == [4.0, 6.0]
     assert group_rewards(log, "rewarded.second") == [2.0, 2.0]
 
+    told = run(log, f"{functions}:length", into="third")
+    assert told["trajectories"] == 4, "the log ends with the marker of a transaction"
     words = ("--function", f"{functions}:length", "--into", "second")
     refused = steplog("reward", *reaching(log), *words)
     assert refused.returncode == 1
