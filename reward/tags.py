@@ -108,9 +108,9 @@ def begin(connection: Connection, tag: str, plan: Plan, ranges: Ranges) -> None:
     """Makes the topic, then records the plan together with where reading begins. Between the two the
     topic is empty, and anybody may begin again."""
     topics.create_twin(connection, tag)
+    steps = connection.topic_name(STEPS)
     starts = [
-        Place(name, number, plan.first[number], Bookmark(span.first).text())
-        for name in [connection.topic_name(STEPS)]
+        Place(steps, number, plan.first[number], Bookmark(span.first).text())
         for number, span in ranges.earlier(LOOK_BACK).items()
     ]
     place = _plan_place(connection, tag)
