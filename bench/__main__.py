@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import consume, memory, produce, rewards, size
+from bench import consume, memory, produce, replay, rewards, size
 from bench.gateway import run as gateway
 from pool.connection import Connection
 from steplog import local_kafka
@@ -28,7 +28,13 @@ def training(_: Connection) -> None:
     cpu.run()
 
 
-PARTS = {"log": log, "gateway": gateway.run, "reward": rewards.run, "training": training}
+PARTS = {
+    "log": log,
+    "gateway": gateway.run,
+    "reward": rewards.run,
+    "training": training,
+    "replay": replay.run,
+}
 
 
 def main() -> None:

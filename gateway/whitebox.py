@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-import uuid
 from collections import defaultdict
 from functools import partial
 from typing import Annotated, Any
@@ -21,14 +20,13 @@ from gateway.requests import Request
 from gateway.state.log import Log
 from gateway.state.trajectories import Completion, Trajectories
 from gateway.state.trajectory import Trajectory
+from pool import submitted as submitted_
 from pool.prompts import delta as prompt_delta
 from schemas import Segment, Step
 from schemas.packing import pack_ids, pack_logprobs
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-SUBMITTED = uuid.UUID("0f0b8d39-4c5d-4f0b-9a52-7f9b1f0b6a57")
-"""Name space of submitted Steps' ids: a submission that is sent again is folded."""
 REWARD_TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
@@ -193,9 +191,8 @@ class Submission:
 
 
 def _step_id(submitted: SubmittedStep) -> str:
-    ids = f"{pack_ids(submitted.prompt_ids).hex()} {pack_ids(submitted.response_ids).hex()}"
-    identity = f"{submitted.trajectory_uid} {submitted.step_index} {ids}"
-    return str(uuid.uuid5(SUBMITTED, identity))
+    prompt, response = pack_ids(submitted.prompt_ids), pack_ids(submitted.response_ids)
+    return submitted_.step_id(submitted.trajectory_uid, submitted.step_index, prompt, response)
 
 
 def _why_not(submitted: SubmittedStep) -> str | None:

@@ -39,10 +39,10 @@ class Dataset:
         ranges = find_ranges(connection, topic, settings)
         back = LOOK_BACK if topic == STEPS else MEMORY
         self.scan = Scan(connection, topic, ranges.earlier(back))
-        self._spans = ranges.spans
+        self.spans = ranges.spans
         self._selection = Selection(settings, channel)
         self._codec = codec or connection.codec()
-        self._assemblers = {number: TrajectoryAssembler() for number in self._spans}
+        self._assemblers = {number: TrajectoryAssembler() for number in self.spans}
 
     def __enter__(self) -> Self:
         return self
@@ -62,7 +62,7 @@ class Dataset:
         """With what stands outside of the trajectories, such as Feedback that came later."""
         for one in self._records():
             item = self._assemblers[one.partition].feed(one)
-            if item is None or one.offset < self._spans[one.partition].first:
+            if item is None or one.offset < self.spans[one.partition].first:
                 continue
             if began_too_early(item):
                 self.missed += 1

@@ -20,6 +20,8 @@ from schemas import Codec, PartitionOffsets, SchemaError
 
 log = logging.getLogger(__name__)
 
+DELETED = b"steplog.deleted"
+"""Key of a tombstone in the place of a record that was deleted on purpose."""
 FULL_TEXT = MAX_TEXT // 2
 """A partition pauses when its bookmark is this long: one more batch must still fit."""
 
@@ -66,6 +68,9 @@ class Partition(Generic[ItemT]):
         if offset < self.position or (self.end is not None and offset >= self.end):
             return []
         self.position = offset + 1
+        if message.value() is None:
+            self.progress.deleted |= message.key() == DELETED
+            return []  # the place of a record that is gone
         try:
             record = codec.decode(message.value())
         except SchemaError as error:

@@ -31,6 +31,8 @@ class Received(NamedTuple):
     offset: int
     trace: str = ""
     """The traceparent that it came with."""
+    header: bytes = b""
+    """What its value began with, where it was kept: `schemas.codec.mark` tells the schema from it."""
 
 
 class Item(Protocol):
@@ -85,6 +87,8 @@ class Progress(Generic[ItemT]):
     """The rebuild offset is reached: what is closed is remembered, and nothing is open yet."""
     live: bool = False
     """The committed offset is reached."""
+    deleted: bool = False
+    """A record was deleted on purpose, so an item that was pending may be gone with it."""
 
     def read_from(self) -> int:
         return max(0, self.start.rebuild - self.assembler.memory)
@@ -114,7 +118,7 @@ class Progress(Generic[ItemT]):
     def _go_live(self) -> list[Work[ItemT]]:
         self.live = True
         missing = [offset for offset in self.start.pending if offset not in self.open]
-        if missing:
+        if missing and not self.deleted:
             raise Fatal(
                 f"partition {self.partition} holds no item at offset {missing[0]}, which was pending "
                 "when its offset was committed; was the topic or the version of this program changed?"

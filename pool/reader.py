@@ -151,4 +151,5 @@ async def open_topic(
 async def read_records(connection: Connection, topic: str, codec: Codec) -> list[Record]:
     """All of a topic that is small enough to be read as a whole, such as the ledger."""
     async with open_topic(connection, topic) as reader:
-        return [codec.decode(message.value) async for message in reader.read_all()]
+        messages = [message async for message in reader.read_all()]
+    return [codec.decode(m.value) for m in messages if m.value is not None]

@@ -63,7 +63,7 @@ async def _read(
     ends = {partition: max(offsets) + 1 for partition, offsets in wanted.items()}
     found: dict[tuple[int, int], Received] = {}
     async for message in reader.read(starts, ends):
-        if message.offset in wanted[message.partition]:
+        if message.offset in wanted[message.partition] and message.value is not None:
             place = (message.partition, message.offset)
             trace = traceparent_of(message.headers)
             found[place] = Received(codec.decode(message.value), *place, trace)

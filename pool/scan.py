@@ -16,6 +16,7 @@ from pool.consumer import BATCH, consumer_options
 from pool.errors import BrokerUnavailable, Fatal, OffsetLost
 from pool.progress import Received
 from schemas import Codec, UnknownSchema
+from schemas.codec import SINGLE_OBJECT_HEADER
 
 POLL = 0.1
 """Seconds to wait for a full batch."""
@@ -77,16 +78,13 @@ class Scan:
                     f"{self._bootstrap} gave nothing of {self.topic} for {SILENCE:g} s"
                 )
             for message in messages:
-                yield from self._taken(message, open_)
+                partition, offset = message.partition() or 0, message.offset() or 0
+                if (error := message.error()) is not None:
+                    self._note(error, partition, offset)
+                elif partition in open_ and offset < self.spans[partition].end:
+                    yield message
+                    self.positions[partition] = offset + 1
             open_ -= self._ended(open_)
-
-    def _taken(self, message: Message, open_: set[int]) -> Iterator[Message]:
-        partition, offset = message.partition() or 0, message.offset() or 0
-        if (error := message.error()) is not None:
-            self._note(error, partition, offset)
-        elif partition in open_ and offset < self.spans[partition].end:
-            yield message
-            self.positions[partition] = offset + 1
 
     def _note(self, error: KafkaError, partition: int, offset: int) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
@@ -115,7 +113,8 @@ class Scan:
         }
         for number in over:
             self.positions[number] = self.spans[number].end
-        self._consumer.incremental_unassign([Place(self.topic, number) for number in over])
+        if over:
+            self._consumer.incremental_unassign([Place(self.topic, number) for number in over])
         return over
 
 
@@ -125,7 +124,8 @@ def received(message: Message, codec: Codec) -> Received:
     assert value is not None, "a tombstone has no record"
     partition, offset = message.partition() or 0, message.offset() or 0
     try:
-        return Received(codec.decode(value), partition, offset)
+        header = value[:SINGLE_OBJECT_HEADER]
+        return Received(codec.decode(value), partition, offset, header=header)
     except UnknownSchema as error:
         raise Fatal(
             f"offset {offset} of partition {partition} of {message.topic()} cannot be read: {error}; "

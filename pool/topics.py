@@ -2,16 +2,16 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._config import ConfigResource, ConfigSource
 from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewTopic, TopicPartition
 
 from pool.connection import MAX_MESSAGE_BYTES, Connection
 from pool.errors import BrokerUnavailable, Fatal, TopicMismatch
@@ -141,6 +141,53 @@ def create_twin(connection: Connection, tag: str) -> bool:
     _make(connection, [topic])
     _wait_until_seen(connection, {name})
     return True
+
+
+def create_like(original: Connection, copy: Connection) -> None:
+    """Makes the topics of another prefix as ours are, with the settings that somebody gave them."""
+    found, there = find(original), find(copy)
+    missing = {name: about for name, about in found.items() if name not in there}
+    new = [
+        NewTopic(
+            copy.topic_name(name),
+            num_partitions=about.partitions,
+            replication_factor=about.replication,
+            config=given,
+        )
+        for (name, about), given in zip(
+            missing.items(), _given_settings(original, missing), strict=True
+        )
+    ]
+    _make(copy, new)
+    _wait_until_seen(copy, found.keys())
+
+
+def _given_settings(connection: Connection, names: Iterable[str]) -> Iterator[dict[str, str]]:
+    resources = [ConfigResource(ResourceType.TOPIC, connection.topic_name(name)) for name in names]
+    admin = _admin(connection)
+    for future in admin.describe_configs(resources).values() if resources else ():
+        entries = _answer(future, connection).values()
+        own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        yield {entry.name: entry.value for entry in entries if entry.source == own}
+
+
+def cut(connection: Connection, topic: str, firsts: Mapping[int, int]) -> None:
+    """Deletes what lies before an offset of each partition."""
+    name, admin = connection.topic_name(topic), _admin(connection)
+    places = [TopicPartition(name, number, first) for number, first in firsts.items()]
+    for future in admin.delete_records(places).values():
+        _answer(future, connection)
+
+
+def delete(connection: Connection, names: Iterable[str]) -> None:
+    """Deletes topics with all that they hold."""
+    admin = _admin(connection)
+    topics = [connection.topic_name(name) for name in names]
+    for name, future in admin.delete_topics(topics).items():
+        try:
+            _answer(future, connection)
+        except KafkaException as error:
+            raise Fatal(f"topic {name} was not deleted: {error.args[0].str()}") from error
 
 
 def check_twin(found: Mapping[str, Found], connection: Connection, name: str) -> None:

@@ -106,6 +106,12 @@ class Codec:
             )
         return record
 
+    def type_of(self, value: bytes) -> type[Record]:
+        """What a value holds, without decoding it."""
+        if value.startswith(SINGLE_OBJECT):
+            return self._single_object(value).record_type
+        return self._confluent(value).record_type
+
     def _single_object(self, value: bytes) -> Written:
         written = _known().get(value[:SINGLE_OBJECT_HEADER])
         if written is None:
@@ -125,6 +131,14 @@ class Codec:
             schema = self._registry.schema_of(schema_id)
             self._registered[schema_id] = _known().get(_header_of(schema)) or _written(schema)
         return self._registered[schema_id]
+
+
+def mark(header: bytes) -> str:
+    """Names the schema that wrote a value, by what the value begins with: its fingerprint, or its id in
+    a registry."""
+    if header.startswith(SINGLE_OBJECT):
+        return header[len(SINGLE_OBJECT) : SINGLE_OBJECT_HEADER].hex()
+    return f"registry-{int.from_bytes(header[1:CONFLUENT_HEADER], 'big')}"
 
 
 def current_schema(record_type: type[Record]) -> Schema:

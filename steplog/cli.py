@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from console.settings import LagSettings, MonitorSettings
     from gateway.settings import GatewaySettings
-    from replay.settings import DiffSettings, LineageSettings
+    from replay.settings import DeleteSettings, DiffSettings, ImportSettings, LineageSettings
+    from replay.settings import ExportSettings as ReplayExportSettings
     from reward.settings import RescoreSettings, RewardSettings
     from steplog.cat import CatSettings
     from steplog.demo.settings import DemoSettings
@@ -180,6 +181,27 @@ def monitor(settings: "MonitorSettings") -> int:
     return 0
 
 
+def replay_export(settings: "ReplayExportSettings") -> int:
+    from replay import export as export_
+
+    say(export_.export(settings))
+    return 0
+
+
+def replay_import(settings: "ImportSettings") -> int:
+    from replay import importing
+
+    say(importing.import_files(settings))
+    return 0
+
+
+def replay_delete(settings: "DeleteSettings") -> int:
+    from replay import deletion
+
+    deletion.delete(settings, say_now)
+    return 0
+
+
 def up(settings: "StackSettings") -> int:
     from steplog.stack import commands
 
@@ -229,7 +251,7 @@ class Command:
 GROUPS = {
     "kafka": "a local broker, for development and tests",
     "topics": "the topics of the log",
-    "replay": "the log read again: scored anew, compared, what made which weights",
+    "replay": "the log read again: scored anew, compared, what made which weights, as files",
 }
 COMMANDS = [
     Command(("kafka", "start"), "start the local broker", "kafka", kafka_start),
@@ -256,6 +278,9 @@ COMMANDS = [
         "replay-lineage",
         replay_lineage,
     ),
+    Command(("replay", "export"), "write trajectories to files", "replay-export", replay_export),
+    Command(("replay", "import"), "append files to the log", "replay-import", replay_import),
+    Command(("replay", "delete"), "copy the log without some data", "replay-delete", replay_delete),
     Command(("lag",), "show how far every consumer group is behind", "lag", lag),
     Command(("monitor",), "serve lag and waiting work to Prometheus", "monitor", monitor),
     Command(("up",), "start the whole stack, and keep it running", "stack", up),

@@ -45,6 +45,9 @@ SERVICES = {
     "demo": "steplog.demo.settings:DemoSettings",
     "lag": "console.settings:LagSettings",
     "monitor": "console.settings:MonitorSettings",
+    "replay-export": "replay.settings:ExportSettings",
+    "replay-import": "replay.settings:ImportSettings",
+    "replay-delete": "replay.settings:DeleteSettings",
 }
 """Where each service's settings class is; it is imported when the service is used."""
 

@@ -1,0 +1,146 @@
+"""The log as a data set: reading, exporting and importing, against pool's bare assembly.
+
+Peak memory is that of the command in a process of its own, over a log many times as large.
+"""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.consume import assemble
+from bench.measure import compare, show
+from bench.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
+from pool import topics
+from pool.connection import Connection
+from pool.groups import Group, GroupAssembler
+from pool.producer import Producer
+from pool.scan import Scan, received
+from pool.topics import STEPS, find
+from replay.export import export
+from replay.importing import import_files
+from replay.settings import ExportSettings, ImportSettings
+from replay.spans import spans_of
+
+GROUPS = 600
+MANY_STEPS = 200_000
+PARTITIONS = 4
+IN_FLIGHT = 1_000
+
+
+def run(connection: Connection) -> None:
+    topics.create(connection, partitions=PARTITIONS)
+    asyncio.run(fill(connection, GROUPS))
+    with tempfile.TemporaryDirectory() as folder:
+        exports = places(Path(folder))
+        bare, scanned, parquet, jsonl = compare(
+            lambda: assemble(connection),
+            lambda: scan(connection),
+            lambda: export_all(connection, next(exports), format="parquet"),
+            lambda: export_all(connection, next(exports), format="jsonl"),
+        )
+        show(
+            f"{bare.records:,} records: Steps of 512 + 256 tokens and their Ends",
+            {
+                "decode and assemble into groups": bare,
+                "the same by Scan": scanned,
+                "export to Parquet": parquet,
+                "export to JSON lines": jsonl,
+            },
+            "wanted: Scan at least 0.80, Parquet at least 0.50",
+        )
+        show_import(connection, next(exports))
+        show_memory(connection.model_copy(update={"topic_prefix": "many."}), Path(folder))
+
+
+def places(folder: Path) -> Iterator[Path]:
+    while True:
+        yield folder / uuid.uuid4().hex
+
+
+async def fill(connection: Connection, groups: int) -> None:
+    records = iter(StepFactory(512, 256).records(groups))
+    async with Producer(connection, connection.codec(), linger_ms=20) as producer:
+
+        async def agent() -> None:
+            for record in records:
+                await producer.send(STEPS, key(record), record)
+
+        await asyncio.gather(*(agent() for _ in range(IN_FLIGHT)))
+
+
+def scan(connection: Connection) -> int:
+    codec, count = connection.codec(), 0
+    assemblers = {n: GroupAssembler() for n in range(find(connection)[STEPS].partitions)}
+    with Scan(connection, STEPS, spans_of(connection, STEPS)) as messages:
+        for message in messages:
+            one = received(message, codec)
+            item = assemblers[one.partition].feed(one)
+            if isinstance(item, Group):
+                assemblers[one.partition].decide(item, one.offset)
+            count += 1
+    return count
+
+
+def export_all(connection: Connection, into: Path, **settings: Any) -> int:
+    export(ExportSettings(**connection.model_dump(), into=into, topic="steps", **settings))
+    return sum(span.end - span.first for span in spans_of(connection, STEPS).values())
+
+
+def show_import(connection: Connection, folder: Path) -> None:
+    export_all(connection, folder)
+    other = connection.model_copy(update={"topic_prefix": "imported."})
+    topics.create(other, partitions=PARTITIONS)
+    started = time.perf_counter()
+    import_files(ImportSettings(**other.model_dump(), files=(folder,)))
+    rate = GROUPS * GROUP_SIZE * STEPS_EACH / (time.perf_counter() - started)
+    print(f"  import of the Parquet files, checked first: {rate:,.0f} Steps/s")
+
+
+def show_memory(connection: Connection, folder: Path) -> None:
+    topics.create(connection, partitions=PARTITIONS)
+    asyncio.run(fill(connection, MANY_STEPS // (GROUP_SIZE * STEPS_EACH)))
+    other = connection.model_copy(update={"topic_prefix": "many-again."})
+    topics.create(other, partitions=PARTITIONS)
+    print(f"\n{MANY_STEPS:,} Steps of 512 + 256 tokens, by the command in a process of its own")
+    export_ = ["export", "--topic", "steps", "--into"]
+    quarter = MANY_STEPS // PARTITIONS // 4
+    commands = {
+        "a quarter to Parquet": (connection, [*export_, f"{folder}/part", "--until", str(quarter)]),
+        "all to Parquet": (connection, [*export_, f"{folder}/all"]),
+        "all to JSON lines": (connection, [*export_, f"{folder}/all.jsonl"]),
+        "all from Parquet": (other, ["import", f"{folder}/all"]),
+    }
+    for name, (target, words) in commands.items():
+        seconds, peak = measured(target, words)
+        steps = MANY_STEPS // 4 if name.startswith("a quarter") else MANY_STEPS
+        rate, mib = steps / seconds, peak / 2**20
+        print(f"  {name:<24} {rate:>8,.0f} Steps/s   {mib:>6.0f} MiB at its peak")
+    print("  wanted: the same peak for any number of Steps")
+
+
+RUN = """
+import sys
+from steplog.cli import main
+assert main() == 0
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+"""What the system says about a child would begin with the memory of its parent."""
+
+
+def measured(connection: Connection, words: list[str]) -> tuple[float, int]:
+    """Seconds and the highest resident memory, in bytes."""
+    where = ["--bootstrap", connection.bootstrap, "--topic-prefix", connection.topic_prefix]
+    started = time.perf_counter()
+    told = subprocess.run(
+        [sys.executable, "-c", RUN, "replay", *words, *where],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return time.perf_counter() - started, int(told.stdout.split()[-1]) * 1024

@@ -1,0 +1,47 @@
+"""The README of an exported folder: what is in it, where it came from, how to load it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pool.process import masked
+from pool.scan import Span
+from pool.selection import SelectionSettings
+from replay.settings import ExportSettings
+
+TEXT = """---
+configs:
+- config_name: default
+  data_files: data-*.{format}
+---
+# Trajectories of {topic}
+
+{trajectories:,} trajectories, one {per} per row.
+
+    import datasets
+    rows = datasets.load_dataset("{loader}", data_files="data-*.{format}", split="train")
+
+* Read from `{topic}`, offsets {offsets}.
+* Selected: {selected}.
+* `topic`, `partition`, `offset` and `schema` say where the trajectory's End lay and what wrote it;
+  `step_offset` and `step_schema` say it of a Step; `source_offset` and `step_source_offset` say where
+  that was in `steps`.
+* `rewards` has the name, version, value and weight of every reward function.
+* `steplog replay import` puts the rows into a log again.
+"""
+
+
+def write(
+    settings: ExportSettings, folder: Path, spans: Mapping[int, Span], trajectories: int
+) -> None:
+    chosen = {name: getattr(settings, name) for name in SelectionSettings.model_fields}
+    selection = SelectionSettings.model_validate(chosen)
+    text = TEXT.format(
+        format=settings.file_format,
+        loader="parquet" if settings.file_format == "parquet" else "json",
+        topic=settings.topic_name(settings.read_from),
+        trajectories=trajectories,
+        per=settings.per,
+        offsets=", ".join(f"{n}: {s.first}-{s.end}" for n, s in spans.items() if s.first < s.end),
+        selected=masked(selection),
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")

@@ -1,0 +1,72 @@
+"""`steplog replay export`: trajectories of the log as a data set in files.
+
+A trajectory's reward is the last one that the exported range holds, so the same range gives the same
+files whenever it is asked for, as long as the log keeps it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pool.dataset import Dataset
+from pool.errors import Fatal
+from pool.trajectories import Trajectory
+from replay import card
+from replay.bar import bar
+from replay.late import gather
+from replay.place import new_place
+from replay.rows import Exported, exported
+from replay.settings import ExportSettings
+from replay.shards import Shards, check_parquet, open_shards
+from replay.texts import Texts
+
+LOOK_EVERY = 100
+"""Trajectories after which the bar moves."""
+
+
+def export(settings: ExportSettings) -> str:
+    """Writes the files; says what it wrote."""
+    if settings.file_format == "parquet":
+        check_parquet()
+    texts = Texts(settings.tokenizer) if settings.tokenizer else None
+    codec = settings.codec()
+    with (
+        Dataset(settings, settings.read_from, settings, settings.channel, codec) as dataset,
+        new_place(settings.into) as path,
+    ):
+        late = gather(settings, settings.read_from, dataset.spans, codec)
+        topic = settings.topic_name(settings.read_from)
+        rows = (exported(one, topic, late.on(one.uid), texts) for one in _watched(dataset))
+        shards, trajectories = _write(settings, path, rows)
+        if not trajectories:
+            raise Fatal(f"no trajectory of {topic} is as selected, so nothing was written")
+        if not settings.is_one_file:
+            card.write(settings, path, dataset.spans, trajectories)
+    return _summary(settings, shards, trajectories, dataset)
+
+
+def _watched(dataset: Dataset) -> Iterator[Trajectory]:
+    with bar("exporting", dataset.scan.total) as moved:
+        for number, trajectory in enumerate(dataset):
+            yield trajectory
+            if number % LOOK_EVERY == 0:
+                moved(dataset.scan.done)
+
+
+def _write(settings: ExportSettings, path: Path, rows: Iterator[Exported]) -> tuple[Shards, int]:
+    trajectories = 0
+    if not settings.is_one_file:
+        path.mkdir()
+    with open_shards(settings, path) as shards:
+        for row in rows:
+            shards.add(row)
+            trajectories += 1
+    return shards, trajectories
+
+
+def _summary(settings: ExportSettings, shards: Shards, trajectories: int, dataset: Dataset) -> str:
+    told = f"{trajectories:,} trajectories, {shards.rows:,} rows in {settings.into}"
+    if dataset.missed:
+        told += f"; {dataset.missed:,} began too long before the range and are left out"
+    if dataset.unreadable:
+        told += f"; {dataset.unreadable:,} records are none of ours"
+    return told

@@ -1,0 +1,54 @@
+"""Rows as JSON lines, a trajectory or a Step in each."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import msgspec
+
+from replay.place import durable
+from replay.rows import Exported, unpacked
+
+Per = Literal["trajectory", "step"]
+SUFFIX = ".jsonl"
+
+
+class JsonlWriter:
+    """One file."""
+
+    def __init__(self, path: Path, per: Per) -> None:
+        self.rows = 0
+        self.size = 0
+        self._per = per
+        self._encoder = msgspec.json.Encoder(enc_hook=unpacked)
+        self._open = ExitStack()
+        self._file = self._open.enter_context(durable(path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def add(self, one: Exported) -> None:
+        for row in self._rows(one):
+            line = self._encoder.encode(row)
+            self._file.write(line)
+            self._file.write(b"\n")
+            self.size += len(line) + 1
+            self.rows += 1
+
+    def _rows(self, one: Exported) -> Iterator[dict[str, Any]]:
+        about = msgspec.structs.asdict(one.trajectory)
+        if self._per == "trajectory":
+            yield about | {"steps": one.steps}
+            return
+        for step in one.steps:
+            yield about | msgspec.structs.asdict(step)

@@ -1,0 +1,33 @@
+"""Whether what must go is gone: every record of a topic is looked at, as a record and as bytes."""
+
+from pool.connection import Connection
+from pool.errors import Fatal
+from pool.scan import Scan, Span
+from replay.bar import bar
+from replay.copying import holds
+from replay.forbidden import Forbidden, decoded
+
+SHOWN = 5
+
+
+def prove(connection: Connection, topic: str, spans: dict[int, Span], forbidden: Forbidden) -> int:
+    """How many records were looked at; that one is still there is an error that says where."""
+    codec = connection.codec()
+    looked, left = 0, []
+    with Scan(connection, topic, spans) as scan, bar(f"looking at {topic}", scan.total) as moved:
+        for message in scan:
+            looked += 1
+            value = message.value()
+            record = decoded(codec, value) if value is not None else None
+            told = record is not None and (
+                forbidden.has(record) or forbidden.scrubbed(record) != record
+            )
+            if told or holds(message, forbidden):
+                left.append(f"offset {message.offset()} of partition {message.partition()}")
+            moved(scan.done)
+    if left:
+        raise Fatal(
+            f"{connection.topic_name(topic)} still names what must go, in {len(left):,} records: "
+            f"{', '.join(left[:SHOWN])}; delete that copy, or what these say, and begin again"
+        )
+    return looked

@@ -1,0 +1,236 @@
+"""What stands in an export: a trajectory, and its Steps with their prompts in full.
+
+A column has the same name whether a row is a trajectory, with its Steps nested, or a Step, with its
+trajectory's columns repeated. What both have (a reward, metadata, a place) has `step_` before it
+where it is the Step's. Everything that an import needs is here, so that nothing else has to travel.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pool.groups import feedback_of
+from pool.progress import Received
+from pool.prompts import BrokenPrompt
+from pool.trajectories import Trajectory, source, step_of
+from replay.texts import Texts
+from schemas import Reward, Segment, Step
+from schemas.codec import mark
+from schemas.packing import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from schemas.records import Status
+
+FORMAT = 1
+"""Counts changes that an earlier version would misread; an import refuses a higher one."""
+
+
+class Packed:
+    """Numbers, packed as in the log: a row never holds them one by one. It is no struct, so that JSON
+    encoders ask what to do with it."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+
+
+class Ids(Packed):
+    pass
+
+
+class Logprobs(Packed):
+    pass
+
+
+class FeedbackRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    feedback_id: str
+    step_id: str | None = None
+    reward: float
+    metadata: str = "{}"
+    created_at: int = 0
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    step_id: str
+    step_index: int
+    prompt_ids: Ids | None
+    """None: its trajectory has a problem, and the log does not have the whole prompt."""
+    response_ids: Ids
+    logprobs: Logprobs
+    segments: list[Segment] = []
+    finish_reason: str = "stop"
+    sampling: str = "{}"
+    model: str = ""
+    tokenizer: str = ""
+    step_reward: float | None = None
+    step_metadata: str = "{}"
+    not_trainable: str | None = None
+    orphan: bool = False
+    delivered: bool = True
+    is_last: bool = False
+    request_hash: str = ""
+    conversation: str | None = None
+    deadline: int | None = None
+    tenant: str = ""
+    step_created_at: int = 0
+    step_offset: int | None = None
+    step_source_offset: int | None = None
+    step_schema: str = ""
+
+
+class StepTextRow(StepRow, frozen=True, kw_only=True, gc=False):
+    prompt_text: str | None = None
+    response_text: str | None = None
+
+
+class TrajectoryRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    format: int
+    trajectory_uid: str
+    prompt_uid: str
+    run: str
+    channel: str
+    status: Status
+    reward: float | None = None
+    """The last Feedback on it in the exported range, else what its End says."""
+    reward_expected: bool = False
+    rewards: list[Reward] = []
+    feedback: list[FeedbackRow] = []
+    reason: str | None = None
+    problem: str | None = None
+    metadata: str = "{}"
+    group_size: int | None = None
+    end_id: str
+    created_at: int = 0
+    trajectory_steps: int
+    topic: str = ""
+    partition: int | None = None
+    offset: int | None = None
+    """Of its End."""
+    source_offset: int | None = None
+    """Of its End in `steps`, if it was read from rewards."""
+    schema: str = ""
+
+
+class Exported(NamedTuple):
+    trajectory: TrajectoryRow
+    steps: Sequence[StepRow]
+
+
+def exported(
+    trajectory: Trajectory, topic: str, late: Iterable[Received], texts: Texts | None
+) -> Exported:
+    """`late` is Feedback that came after the End."""
+    end, ended = trajectory.end, trajectory.records[-1]
+    feedback = _by_id([*trajectory.feedback, *late])
+    row = TrajectoryRow(
+        format=FORMAT,
+        trajectory_uid=end.trajectory_uid,
+        prompt_uid=end.prompt_uid,
+        run=end.run,
+        channel=end.channel,
+        status=end.status,
+        reward=_reward(end.reward, feedback),
+        reward_expected=end.reward_expected,
+        rewards=end.rewards,
+        feedback=[_feedback(received) for received in feedback],
+        reason=end.reason,
+        problem=trajectory.problem,
+        metadata=end.metadata,
+        group_size=_group_size(trajectory),
+        end_id=end.end_id,
+        created_at=end.created_at,
+        trajectory_steps=len(trajectory.steps),
+        topic=topic,
+        partition=ended.partition,
+        offset=ended.offset,
+        source_offset=end.source.offset if end.source else None,
+        schema=mark(ended.header),
+    )
+    return Exported(row, [_step(trajectory, received, texts) for received in trajectory.steps])
+
+
+def _by_id(feedback: Iterable[Received]) -> list[Received]:
+    """Each once, in the order of `steps`."""
+    distinct = {feedback_of(received).feedback_id: received for received in feedback}
+    return sorted(distinct.values(), key=source)
+
+
+def _reward(said: float | None, feedback: Sequence[Received]) -> float | None:
+    given = [f.reward for f in map(feedback_of, feedback) if f.step_id is None]
+    return given[-1] if given else said
+
+
+def _feedback(received: Received) -> FeedbackRow:
+    feedback = feedback_of(received)
+    return FeedbackRow(
+        feedback_id=feedback.feedback_id,
+        step_id=feedback.step_id,
+        reward=feedback.reward,
+        metadata=feedback.metadata,
+        created_at=feedback.created_at,
+    )
+
+
+def _group_size(trajectory: Trajectory) -> int | None:
+    said = [trajectory.end.group_size, *(step_of(r).group_size for r in trajectory.steps)]
+    return next((size for size in said if size is not None), None)
+
+
+def _step(trajectory: Trajectory, received: Received, texts: Texts | None) -> StepRow:
+    step = step_of(received)
+    prompt = _prompt(trajectory, step)
+    fields: dict[str, Any] = {}
+    if texts is not None:
+        fields["prompt_text"] = texts.decode(prompt, step) if prompt is not None else None
+        fields["response_text"] = texts.decode(step.response_ids, step)
+    return (StepRow if texts is None else StepTextRow)(
+        step_id=step.step_id,
+        step_index=step.step_index,
+        prompt_ids=None if prompt is None else Ids(prompt),
+        response_ids=Ids(step.response_ids),
+        logprobs=Logprobs(step.response_logprobs),
+        segments=step.segments,
+        finish_reason=step.finish_reason,
+        sampling=step.sampling,
+        model=step.model,
+        tokenizer=step.tokenizer,
+        step_reward=step.reward,
+        step_metadata=step.metadata,
+        not_trainable=step.not_trainable,
+        orphan=step.step_id in trajectory.orphans,
+        delivered=step.step_id not in trajectory.undelivered,
+        is_last=step.is_last,
+        request_hash=step.request_hash.hex(),
+        conversation=None if step.conversation is None else step.conversation.hex(),
+        deadline=step.deadline,
+        tenant=step.tenant,
+        step_created_at=step.created_at,
+        step_offset=received.offset,
+        step_source_offset=step.source.offset if step.source else None,
+        step_schema=mark(received.header),
+        **fields,
+    )
+
+
+def _prompt(trajectory: Trajectory, step: Step) -> bytes | None:
+    if step.parent is None:
+        return step.prompt_ids
+    try:
+        return trajectory.prompts[step.step_id]
+    except BrokenPrompt:
+        return None
+
+
+def unpacked(value: Any) -> Any:
+    """For a JSON encoder that has met something packed. JSON has no NaN: it becomes null."""
+    if isinstance(value, Ids):
+        return unpack_ids(value.packed).tolist()
+    return unpack_logprobs(value.packed).tolist()
+
+
+def packed(kind: type, value: Any) -> Any:
+    """The other way round, for a decoder."""
+    if kind is Ids:
+        return Ids(pack_ids(value))
+    nan = float("nan")
+    return Logprobs(pack_logprobs(nan if number is None else number for number in value))

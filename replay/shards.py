@@ -1,0 +1,92 @@
+"""The files of an export."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from pool.errors import Fatal
+from replay import jsonl
+from replay.rows import Exported, StepRow, StepTextRow
+from replay.settings import ExportSettings
+
+MIB = 1024 * 1024
+
+
+class Writer(Protocol):
+    rows: int
+    size: int
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+    def add(self, one: Exported) -> None: ...
+
+
+class Shards:
+    """Writes into one file, or into a folder's files one after the other."""
+
+    def __init__(self, settings: ExportSettings, path: Path) -> None:
+        self.files = 0
+        self.rows = 0
+        self._settings = settings
+        self._path = path
+        self._limit = settings.shard_mib * MIB
+        self._writer: Writer | None = None
+
+    def add(self, one: Exported) -> None:
+        if self._writer is None:
+            self._writer = self._open()
+        self._writer.add(one)
+        if not self._settings.is_one_file and self._writer.size >= self._limit:
+            self.close()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.__exit__(None, None, None)
+            self.rows += self._writer.rows
+            self._writer = None
+
+    def abandon(self, error: BaseException) -> None:
+        if self._writer is not None:
+            self._writer.__exit__(type(error), error, error.__traceback__)
+
+    def _open(self) -> Writer:
+        path = self._path
+        if not self._settings.is_one_file:
+            path = path / f"data-{self.files:05}.{self._settings.file_format}"
+        self.files += 1
+        return open_file(self._settings, path).__enter__()
+
+
+def open_file(settings: ExportSettings, path: Path) -> Writer:
+    if settings.file_format == "jsonl":
+        return jsonl.JsonlWriter(path, settings.per)
+    step: type[StepRow] = StepRow if settings.tokenizer is None else StepTextRow
+    check_parquet()
+    from replay.parquet import ParquetWriter
+
+    return ParquetWriter(path, settings.per, step)
+
+
+def check_parquet() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise Fatal("Parquet needs pyarrow: install steplog[parquet], or use JSON lines") from error
+
+
+@contextmanager
+def open_shards(settings: ExportSettings, path: Path) -> Iterator[Shards]:
+    shards = Shards(settings, path)
+    try:
+        yield shards
+        shards.close()
+    except BaseException as error:
+        shards.abandon(error)
+        raise

@@ -1,0 +1,46 @@
+"""Ids to text, with the tokenizer that the Steps name and with no other."""
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from pool.errors import Fatal
+from schemas import Step
+from schemas.packing import unpack_ids
+
+
+class Texts:
+    """One tokenizer. Steps that do not say theirs are taken to be of this one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._backend = _load(folder)
+        digest = hashlib.blake2b(self._backend.to_str().encode(), digest_size=8)
+        self._fingerprint = digest.hexdigest()
+
+    def decode(self, packed: bytes, step: Step) -> str:
+        if step.tokenizer not in ("", self._fingerprint):
+            raise Fatal(
+                f"step {step.step_id} was made with tokenizer {step.tokenizer}, and "
+                f"{self._folder} holds {self._fingerprint}; give the folder of that one, or leave "
+                "out --tokenizer"
+            )
+        ids = [number for number in unpack_ids(packed) if number >= 0]  # the others are nobody's
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def _load(folder: Path) -> Any:
+    """As the gateway loads it, whose fingerprint stands in the Steps."""
+    if not folder.is_dir():
+        raise Fatal(f"{folder} is no folder, and --tokenizer needs one")
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # 8 s, and of no use here
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+    # Broken files make the loader fail in arbitrary ways; all of them mean the same.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise Fatal(f"no tokenizer could be loaded from {folder}: {reason}") from error

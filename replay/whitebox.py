@@ -1,0 +1,102 @@
+"""Dumps of white-box agents: lines that are bodies of `/submit_steps`, or single Steps of one.
+
+The Steps of a trajectory may lie any number of lines apart; it is whole at the one that says
+`is_last`. One that never says it was given up: it is imported as cancelled, and nobody trains it.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from pool.submitted import end_id, step_id
+from replay.records import BadRow
+from replay.rows import FORMAT, Exported, Ids, Logprobs, StepRow, TrajectoryRow
+from schemas import Segment
+from schemas.packing import pack_ids, pack_logprobs
+from schemas.records import Status
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Uid = Annotated[str, msgspec.Meta(min_length=1)]
+WITHOUT_LOGPROBS = "it was submitted without rollout_log_probs"
+UNENDED = "the dump has no last Step of it"
+
+
+class SubmittedStep(msgspec.Struct, kw_only=True, gc=False):
+    prompt_ids: list[TokenId]
+    response_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+    trajectory_uid: Uid
+    prompt_uid: Uid
+    step_index: int = 0
+    policy_version: int = 0
+    is_last: bool = False
+    reward: float | None = None
+    rollout_log_probs: list[float] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class Dump:
+    """The open trajectories of a dump."""
+
+    def __init__(self, run: str | None, channel: str) -> None:
+        self._run = run
+        self._channel = channel
+        self._open: dict[str, list[SubmittedStep]] = {}
+
+    def add(self, line: dict[str, Any]) -> Iterator[Exported]:
+        """Gives the trajectories that the line completes."""
+        if self._run is None:
+            raise BadRow("a white-box dump does not say its run: give --run")
+        for step in msgspec.convert(line.get("steps", [line]), list[SubmittedStep]):
+            steps = self._open.setdefault(step.trajectory_uid, [])
+            if steps and steps[0].prompt_uid != step.prompt_uid:
+                raise BadRow(f"trajectory {step.trajectory_uid} has two prompt_uids")
+            steps.append(step)
+            if step.is_last:
+                yield self._exported(self._open.pop(step.trajectory_uid), "completed", None)
+
+    def rest(self) -> Iterator[Exported]:
+        for steps in self._open.values():
+            yield self._exported(steps, "cancelled", UNENDED)
+
+    def _exported(self, steps: list[SubmittedStep], status: Status, why: str | None) -> Exported:
+        rows = {row.step_id: row for row in map(_row, sorted(steps, key=lambda s: s.step_index))}
+        first = steps[0]
+        about = TrajectoryRow(
+            format=FORMAT,
+            trajectory_uid=first.trajectory_uid,
+            prompt_uid=first.prompt_uid,
+            run=self._run or "",
+            channel=self._channel,
+            status=status,
+            reason=why,
+            end_id=end_id(first.trajectory_uid),
+            created_at=_now(),
+            trajectory_steps=len(rows),
+        )
+        return Exported(about, list(rows.values()))
+
+
+def _row(step: SubmittedStep) -> StepRow:
+    prompt, response = pack_ids(step.prompt_ids), pack_ids(step.response_ids)
+    logprobs = step.rollout_log_probs
+    return StepRow(
+        step_id=step_id(step.trajectory_uid, step.step_index, prompt, response),
+        step_index=step.step_index,
+        prompt_ids=Ids(prompt),
+        response_ids=Ids(response),
+        logprobs=Logprobs(pack_logprobs(logprobs or [math.nan] * len(step.response_ids))),
+        segments=[Segment(incarnation=0, version=step.policy_version, first_token=0)],
+        step_reward=step.reward,
+        step_metadata=json.dumps(step.metadata or {}),
+        not_trainable=None if logprobs else WITHOUT_LOGPROBS,
+        is_last=step.is_last,
+        step_created_at=_now(),
+    )
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
