@@ -22,6 +22,7 @@ from pool.groups import Group, GroupAssembler
 from pool.producer import Producer
 from pool.scan import Scan, received
 from pool.topics import STEPS, find
+from replay import parquet as _  # noqa: F401  loading pyarrow is not exporting
 from replay.export import export
 from replay.importing import import_files
 from replay.settings import ExportSettings, ImportSettings
