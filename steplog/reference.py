@@ -16,16 +16,8 @@ from pydantic.fields import FieldInfo
 from pool.connection import Connection
 from pool.process import ServiceSettings
 from steplog.cli import COMMANDS
-from steplog.settings import (
-    PREFIX,
-    SERVICES,
-    SHARED,
-    argument,
-    default_text,
-    plain_type,
-    prefix_of,
-    settings_class,
-)
+from steplog.settings import SERVICES, SHARED, settings_class
+from steplog.sources import PREFIX, argument, default_text, plain_type, prefix_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- Made by `make docs` from the code: change it there. -->"
