@@ -78,6 +78,7 @@ def _service(service: str) -> Iterator[str]:
     cls = settings_class(service)
     said = [command for command in COMMANDS if command.service == service]
     names = ", ".join(f"`steplog {' '.join(command.words)}`" for command in said)
+    names = names or f"`steplog {service}`"  # an environment's settings are its own and these
     yield f"\n## {service}\n"
     shared = SHARED if issubclass(cls, Connection) else {}
     too = " It takes those of every command too." if shared else ""
