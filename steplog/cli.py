@@ -248,6 +248,7 @@ class Command:
     run: Callable[[Any], int]
 
 
+ENVIRONMENT = "env"
 GROUPS = {
     "kafka": "a local broker, for development and tests",
     "topics": "the topics of the log",
@@ -329,6 +330,10 @@ class Termination:
 
 
 def _run(words: list[str]) -> int:
+    if words[:1] == [ENVIRONMENT]:
+        from steplog.environment import commands
+
+        return commands.run(words[1:])
     namespace = _parser(words).parse_args(words)
     command: Command = namespace.command_
     from pool.errors import PoolError
@@ -370,6 +375,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     for name, help_ in GROUPS.items():
         group = top.add_parser(name, help=help_, description=help_, allow_abbrev=False)
         groups[name] = group.add_subparsers(metavar="COMMAND", required=True)
+    # Only for the list: an environment has settings of its own.
+    top.add_parser(ENVIRONMENT, help="serve, process or evaluate FILE.py:ENVIRONMENT")
     for command in COMMANDS:
         *group_, name = command.words
         level = groups[group_[0]] if group_ else top

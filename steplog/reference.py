@@ -16,16 +16,8 @@ from pydantic.fields import FieldInfo
 from pool.connection import Connection
 from pool.process import ServiceSettings
 from steplog.cli import COMMANDS
-from steplog.settings import (
-    PREFIX,
-    SERVICES,
-    SHARED,
-    argument,
-    default_text,
-    plain_type,
-    prefix_of,
-    settings_class,
-)
+from steplog.settings import SERVICES, SHARED, settings_class
+from steplog.sources import PREFIX, argument, default_text, plain_type, prefix_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- Made by `make docs` from the code: change it there. -->"
@@ -86,6 +78,7 @@ def _service(service: str) -> Iterator[str]:
     cls = settings_class(service)
     said = [command for command in COMMANDS if command.service == service]
     names = ", ".join(f"`steplog {' '.join(command.words)}`" for command in said)
+    names = names or f"`steplog {service}`"  # an environment's settings are its own and these
     yield f"\n## {service}\n"
     shared = SHARED if issubclass(cls, Connection) else {}
     too = " It takes those of every command too." if shared else ""

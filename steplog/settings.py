@@ -1,32 +1,28 @@
-"""One typed settings object per service, from a TOML file, the environment and the command line.
+"""One typed settings object per service, from a file, the environment and the command line.
 
 Later sources win: file, then environment, then command line. In each of the first two, what is
 given for one service wins over what is given for all.
 
                   for every service (`ServiceSettings`)        for one service
-    TOML file     key = …  at the top level                    key = …  in [service]
+    file          key = …  at the top level                    key = …  in [service]
     environment   STEPLOG_KEY                                  STEPLOG_SERVICE_KEY
     command line                                               --key
 
-A secret may also stand in a file that STEPLOG_…_FILE names. An unknown key is an error. The keys of
-other services are theirs to check, so that no service imports another one to read its settings.
-Values never appear in messages, as any of them could hold a secret.
+The file is TOML, or YAML by its name. A secret may also stand in a file that STEPLOG_…_FILE names. The
+keys of other services are theirs to check, so that no service imports another one to read its settings.
 """
 
 import argparse
-import difflib
-import tomllib
-import types
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, SecretStr, ValidationError
-from pydantic.config import JsonDict
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel
 
 from pool.process import ServiceSettings
+from steplog import sources
+from steplog.sources import POSITIONAL, House, Settings, SettingsError, add_options
+
+__all__ = ["POSITIONAL", "SERVICES", "SettingsError", "add_options", "load", "settings_class"]
 
 SERVICES = {
     "kafka": "steplog.local_kafka:LocalKafkaSettings",
@@ -48,32 +44,12 @@ SERVICES = {
     "replay-export": "replay.settings:ExportSettings",
     "replay-import": "replay.settings:ImportSettings",
     "replay-delete": "replay.settings:DeleteSettings",
+    "env": "steplog.environment.settings:EnvironmentSettings",
 }
 """Where each service's settings class is; it is imported when the service is used."""
 
-POSITIONAL: JsonDict = {"positional": True}
-"""As a field's `json_schema_extra`: it is given without a flag."""
-
-PREFIX = "STEPLOG_"
-DEFAULT_FILE = Path("steplog.toml")
 SHARED = ServiceSettings.model_fields
-
-Settings = TypeVar("Settings", bound=BaseModel)
-
-
-class SettingsError(Exception):
-    """Settings that cannot be used; each problem is one sentence for a person."""
-
-    def __init__(self, problems: Collection[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
-
-
-class Given(NamedTuple):
-    """A value, and the words for where it was found."""
-
-    value: Any
-    where: str
+HOUSE = House(SERVICES, SHARED)
 
 
 def settings_class(service: str) -> type[BaseModel]:
@@ -82,234 +58,8 @@ def settings_class(service: str) -> type[BaseModel]:
     return found
 
 
-def add_options(parser: argparse.ArgumentParser, cls: type[BaseModel]) -> None:
-    """Add `--config` and one option per field; what is not given stays out of the namespace."""
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help=f"settings file in TOML (default: {PREFIX}CONFIG, else {DEFAULT_FILE} if it exists)",
-    )
-    for name, field in cls.model_fields.items():
-        if name == "config":  # a command that passes the file on has it as a setting too
-            continue
-        flag, help_ = _flag(name), _help(name, field).replace("%", "%%")
-        unset: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_}
-        if field.json_schema_extra == POSITIONAL:
-            parser.add_argument(name, metavar=name.upper(), **unset)
-        elif plain_type(field) is bool:
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(flag, dest=name, action=action, **unset)
-        else:
-            metavar = flag.rpartition("-")[2].upper()
-            parser.add_argument(flag, dest=name, metavar=metavar, **unset)
-
-
 def load(
     cls: type[Settings], service: str, namespace: argparse.Namespace, environ: Mapping[str, str]
 ) -> Settings:
     """Merge all sources into the settings of one service."""
-    problems: list[str] = []
-    given = {
-        **_from_file(cls, service, _file(namespace, environ), problems),
-        **_from_environment(cls, service, environ, problems),
-        **_from_command_line(cls, namespace),
-    }
-    try:
-        settings = cls.model_validate({name: item.value for name, item in given.items()})
-    except ValidationError as error:
-        problems += _sentences(cls, service, given, error)
-    if problems:
-        raise SettingsError(problems)
-    return settings
-
-
-def _file(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Path | None:
-    chosen = getattr(namespace, "config", None) or environ.get(f"{PREFIX}CONFIG")
-    if chosen:
-        return Path(chosen)
-    return DEFAULT_FILE if DEFAULT_FILE.exists() else None
-
-
-def _from_file(
-    cls: type[BaseModel], service: str, file: Path | None, problems: list[str]
-) -> dict[str, Given]:
-    content = _read_toml(file, problems) if file else {}
-    tables = {key: value for key, value in content.items() if key in SERVICES}
-    shared = {key: value for key, value in content.items() if key not in SERVICES}
-    problems += [
-        f"{key} in {file} must be a table, written [{key}]"
-        for key, value in tables.items()
-        if not isinstance(value, dict)
-    ]
-    own = tables.get(service, {})
-    own = own if isinstance(own, dict) else {}
-    problems += [
-        _unknown(f"key {key}", f"at the top level of {file}", key, [*SHARED, *SERVICES])
-        + (
-            f" (as a key of {service}, it belongs in [{service}])"
-            if key in cls.model_fields
-            else ""
-        )
-        for key in shared
-        if key not in SHARED
-    ]
-    problems += [
-        _unknown(f"key {key}", f"in [{service}] of {file}", key, cls.model_fields)
-        for key in own
-        if key not in cls.model_fields
-    ]
-    found = {key: Given(value, f"{key} in {file}") for key, value in shared.items()}
-    found |= {key: Given(value, f"{key} in [{service}] of {file}") for key, value in own.items()}
-    return {key: item for key, item in found.items() if key in cls.model_fields}
-
-
-def _read_toml(file: Path, problems: list[str]) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        problems.append(f"the settings file {file} cannot be read: {error.strerror}")
-    except ValueError as error:
-        problems.append(f"the settings file {file} is not valid TOML: {error}")
-    return {}
-
-
-def _from_environment(
-    cls: type[BaseModel], service: str, environ: Mapping[str, str], problems: list[str]
-) -> dict[str, Given]:
-    known = _variables(SHARED, PREFIX) | _variables(cls.model_fields, prefix_of(service))
-    found = {}
-    # Names known for all services come first in `known`, so the service's own overwrite them.
-    for variable, (name, is_file) in known.items():
-        if variable in environ and name in cls.model_fields:
-            text = _content(variable, environ[variable], problems) if is_file else environ[variable]
-            found[name] = Given(_parse(cls.model_fields[name], text), variable)
-    problems += [
-        f"{variable} and {variable}_FILE are both set; remove one of them"
-        for variable in known
-        if variable in environ and f"{variable}_FILE" in known and f"{variable}_FILE" in environ
-    ]
-    problems += [
-        _unknown(f"variable {variable}", "in the environment", variable, known)
-        for variable in environ
-        if variable.startswith(PREFIX)
-        and variable not in {*known, f"{PREFIX}CONFIG"}
-        and _owner(variable) in (None, service)
-    ]
-    return found
-
-
-def _variables(fields: Mapping[str, FieldInfo], prefix: str) -> dict[str, tuple[str, bool]]:
-    """The variables that give these fields; the flag says that the variable names a file."""
-    names = {prefix + name.upper(): (name, False) for name in fields}
-    secrets = [name for name, field in fields.items() if plain_type(field) is SecretStr]
-    return names | {f"{prefix}{name.upper()}_FILE": (name, True) for name in secrets}
-
-
-def prefix_of(service: str) -> str:
-    return f"{PREFIX}{service.upper().replace('-', '_')}_"
-
-
-def _owner(variable: str) -> str | None:
-    """The service that a variable speaks to: the one with the longest name that fits."""
-    owners = [service for service in SERVICES if variable.startswith(prefix_of(service))]
-    return max(owners, key=len, default=None)
-
-
-def _content(variable: str, file: str, problems: list[str]) -> str:
-    try:
-        return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
-    except OSError as error:
-        problems.append(f"the file that {variable} names cannot be read: {error.strerror}")
-    except UnicodeDecodeError:
-        problems.append(f"the file that {variable} names is not text in UTF-8")
-    return ""
-
-
-def _from_command_line(cls: type[BaseModel], namespace: argparse.Namespace) -> dict[str, Given]:
-    options = {key: value for key, value in vars(namespace).items() if key in cls.model_fields}
-    return {
-        name: Given(_parse(cls.model_fields[name], value), argument(name, cls.model_fields[name]))
-        for name, value in options.items()
-    }
-
-
-def _parse(field: FieldInfo, value: Any) -> Any:
-    """Split text for a field of many values; single ones are pydantic's to read."""
-    if isinstance(value, str) and get_origin(plain_type(field)) in (tuple, list):
-        return [part.strip() for part in value.split(",")] if value else []
-    return value
-
-
-def plain_type(field: FieldInfo) -> Any:
-    """A field's type, without the None of an optional one."""
-    if get_origin(field.annotation) in (Union, types.UnionType):
-        kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
-        return kinds[0] if len(kinds) == 1 else field.annotation
-    return field.annotation
-
-
-def argument(name: str, field: FieldInfo) -> str:
-    return name.upper() if field.json_schema_extra == POSITIONAL else _flag(name)
-
-
-def _flag(name: str) -> str:
-    """A trailing underscore keeps a field's name from being a Python word, like `from_`."""
-    return "--" + name.rstrip("_").replace("_", "-")
-
-
-def _help(name: str, field: FieldInfo) -> str:
-    kind = plain_type(field)
-    parts = [field.description or name.replace("_", " ")]
-    if get_origin(kind) is Literal:
-        parts.append(f"one of {', '.join(map(str, get_args(kind)))}")
-    if get_origin(kind) in (tuple, list):
-        parts.append("separated by commas")
-    if kind is SecretStr:
-        parts.append("others can see a command line, so better give a variable or a file")
-    return "; ".join(parts) + _default(field)
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return " (required)"
-    default = default_text(field)
-    return f" (default: {default})" if default else ""
-
-
-def default_text(field: FieldInfo) -> str:
-    default = field.get_default(call_default_factory=True)
-    if isinstance(default, tuple | list):
-        return ",".join(map(str, default))
-    return "" if default is None else str(default)
-
-
-def _unknown(what: str, where: str, name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"unknown {what} {where}" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def _sentences(
-    cls: type[BaseModel], service: str, given: Mapping[str, Given], error: ValidationError
-) -> list[str]:
-    return [
-        _sentence(cls, service, given, ".".join(map(str, problem["loc"])), problem["msg"])
-        for problem in error.errors(include_url=False, include_context=False, include_input=False)
-    ]
-
-
-def _sentence(
-    cls: type[BaseModel], service: str, given: Mapping[str, Given], path: str, expected: str
-) -> str:
-    name = path.partition(".")[0]
-    if name not in cls.model_fields:
-        told = expected.removeprefix("Value error, ")
-        return f"the settings of {service} do not fit together: {told}"
-    if name not in given:
-        return (
-            f"{name} is missing: give {_flag(name)}, {prefix_of(service)}{name.upper()}, or {name} in"
-            f" [{service}] of the settings file"
-        )
-    if plain_type(cls.model_fields[name]) is SecretStr:
-        expected = "the value is not accepted"
-    expected = expected.removeprefix("Value error, ")
-    return f"{given[name].where} cannot be used: {expected[:1].lower()}{expected[1:]}"
+    return sources.load(cls, service, namespace, environ, HOUSE)

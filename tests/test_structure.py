@@ -20,17 +20,25 @@ MAY_IMPORT = {
     "steplog": {"schemas", "pool", "gateway", "reward", "trainer", "replay", "console", "steplog"},
 }
 OURS = {*MAY_IMPORT, "tests", "bench"}
+SDK = [*(ROOT / "steplog" / "environment").glob("*.py"), ROOT / "steplog" / "__init__.py"]
+SDK_MAY_IMPORT = ("steplog.environment", "steplog.sources")
 
 
 def imported(file: Path) -> set[str]:
     """Top-level packages that a module imports, anywhere in it."""
+    return {name.partition(".")[0] for name in modules_imported(file)}
+
+
+def modules_imported(file: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "steplog":
+            names.update(f"steplog.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
-    return {name.partition(".")[0] for name in names}
+    return names
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -63,6 +71,20 @@ def test_the_light_parts_do_not_import_torch() -> None:
     script = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert told.stdout.strip() == "False", told.stderr
+
+
+def test_the_sdk_knows_nothing_of_ours_but_itself() -> None:
+    """An environment's author may have a `trainer` or a `pool` of their own."""
+    for file in [*SDK, ROOT / "steplog" / "sources.py"]:
+        ours = {name for name in modules_imported(file) if name.partition(".")[0] in OURS}
+        wrong = [name for name in ours if not name.startswith(SDK_MAY_IMPORT)]
+        assert not wrong, f"{file.relative_to(ROOT)} imports {', '.join(sorted(wrong))}"
+
+
+def test_importing_steplog_loads_nothing_yet() -> None:
+    script = "import sys, steplog; print({'pydantic', 'openai'} & {*sys.modules})"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert told.stdout.strip() == "set()", told.stderr
 
 
 def test_the_logic_of_the_pool_does_not_know_kafka() -> None:

@@ -5,7 +5,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from pool.connection import Connection
-from steplog import settings
+from steplog import settings, sources
 from steplog.settings import SettingsError, add_options, load
 
 SECRET = "hunter2"
@@ -234,15 +234,15 @@ def test_help_explains_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert "what to bake with; separated by commas (default: rye)" in text
     assert "one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL (default: PLAINTEXT)" in text
     for name, field in Baker.model_fields.items():
-        assert settings._flag(name) in text
+        assert sources._flag(name) in text
         assert " ".join((field.description or "").split()) in text
 
 
 def test_every_registered_service_has_closed_frozen_settings_and_variables_of_its_own() -> None:
-    names = [*settings._variables(settings.SHARED, settings.PREFIX)]
+    names = [*sources.variables(settings.SHARED, sources.PREFIX)]
     for service in settings.SERVICES:
         cls = settings.settings_class(service)
         assert cls.model_config.get("frozen")
         assert cls.model_config.get("extra") == "forbid"
-        names += settings._variables(cls.model_fields, settings.prefix_of(service))
+        names += sources.variables(cls.model_fields, sources.prefix_of(service))
     assert len(names) == len(set(names))

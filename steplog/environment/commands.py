@@ -1,0 +1,152 @@
+"""The command line of an environment: `steplog env FILE.py:ENVIRONMENT serve`, or the file's own."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from steplog.environment import serving
+from steplog.environment.environment import Environment, settings_class
+from steplog.environment.errors import EnvironmentFailed
+from steplog.environment.rollout import told
+from steplog.sources import House, SettingsError, add_options, load
+
+SERVICE = "env"
+USAGE = "steplog env FILE.py:ENVIRONMENT serve, process or evaluate"
+HOUSE = House((SERVICE,), None)
+INTERRUPTED = 130
+Act = Callable[[Environment[Any], asyncio.Event], Coroutine[Any, Any, int]]
+
+
+async def serve(environment: Environment[Any], stop: asyncio.Event) -> int:
+    done = await serving.serve(environment, stop)
+    _say(
+        f"{done:,} groups are done; {serving.home(environment) / 'rollouts.html'} shows the newest"
+    )
+    return 0
+
+
+async def process(environment: Environment[Any], stop: asyncio.Event) -> int:
+    folder = await serving.process(environment, stop)
+    _say(
+        f"{folder / 'rollouts.jsonl'} has every group, {folder / 'rollouts.html'} shows the newest"
+    )
+    return 0
+
+
+async def evaluate(environment: Environment[Any], stop: asyncio.Event) -> int:
+    found = await serving.evaluate(environment, stop)
+    table = Table("metric", "value")
+    for name, value in found.metrics.items():
+        table.add_row(name, f"{value:.4g}")
+    Console().print(table)
+    _say(f"{found.folder / 'metrics.json'}, samples.jsonl and samples.html have all of it")
+    return INTERRUPTED if stop.is_set() else 0
+
+
+COMMANDS: dict[str, tuple[Act, str]] = {
+    "serve": (serve, "make groups for a trainer, through the gateway"),
+    "process": (process, "make groups with any OpenAI-style URL, into files"),
+    "evaluate": (evaluate, "try what is held out, in channel val or at any OpenAI-style URL"),
+}
+
+
+def run(words: Sequence[str]) -> int:
+    """`steplog env FILE.py:ENVIRONMENT COMMAND …`."""
+    if not words or ":" not in words[0]:
+        return _fail(2, f"give an environment and what to do: {USAGE}")
+    try:
+        cls = load_environment(words[0])
+    except EnvironmentFailed as error:
+        return _fail(2, str(error))
+    return main(cls, words[1:], prog=f"steplog env {words[0]}")
+
+
+def load_environment(spec: str) -> type[Environment[Any]]:
+    where, _, name = spec.rpartition(":")
+    try:
+        module = _from_file(Path(where)) if where.endswith(".py") else _from_module(where)
+    except Exception as error:  # the author's code runs
+        raise EnvironmentFailed(f"{where} cannot be loaded: {told(error)}") from error
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, Environment)):
+        raise EnvironmentFailed(f"{where} has no environment {name}: {USAGE}")
+    return found
+
+
+def _from_file(file: Path) -> ModuleType:
+    name = f"steplog_environment_{file.stem}"
+    spec = spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    sys.path.insert(0, str(file.resolve().parent))  # as for a script
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    return import_module(name)
+
+
+def main(
+    cls: type[Environment[Any]], argv: Sequence[str] | None = None, prog: str | None = None
+) -> int:
+    parser = argparse.ArgumentParser(prog, description=cls.__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (act, help_) in COMMANDS.items():
+        leaf = commands.add_parser(name, help=help_, description=help_, allow_abbrev=False)
+        leaf.set_defaults(act_=act)
+        add_options(leaf, settings_class(cls))
+    namespace = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        settings = load(settings_class(cls), SERVICE, namespace, os.environ, HOUSE)
+        return asyncio.run(_until_stopped(namespace.act_, cls(settings)))
+    except SettingsError as error:
+        return _fail(2, *error.problems)
+    except EnvironmentFailed as error:
+        return _fail(1, str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+async def _until_stopped(act: Act, environment: Environment[Any]) -> int:
+    """The first signal asks it to finish what runs, the second to leave that."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def ask() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask)
+    try:
+        return await act(environment, stop)
+    except asyncio.CancelledError:
+        return INTERRUPTED
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def _fail(status: int, *sentences: str) -> int:
+    for sentence in sentences:
+        sys.stderr.write(f"{sentence}\n")
+    return status

@@ -1,0 +1,135 @@
+"""What is said in a trajectory, overheard on its way between OpenAI's client and the server.
+
+It is for pages, tables and statistics. What is trained is what the gateway records: token ids and
+logprobs, which never come through here.
+"""
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+Json = dict[str, Any]
+ROUTE = "/chat/completions"
+ODD = (ValueError, KeyError, IndexError, TypeError, AttributeError)
+"""What an answer of another shape than OpenAI's raises when it is read."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One chat call that was answered."""
+
+    messages: Sequence[Json]
+    answer: Json
+    """The message that came back."""
+    finish_reason: str | None
+    tokens: int
+    """As many as the server says that it generated."""
+    seconds: float
+
+
+class Recorder(httpx2.AsyncBaseTransport):
+    """Tells `heard` of every call. The connections belong to `inner`, which many of these share."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, heard: Callable[[Call], None]) -> None:
+        self._inner = inner
+        self._heard = heard
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        began = time.monotonic()
+        response = await self._inner.handle_async_request(request)
+        if response.status_code == 409:
+            # A trajectory that is closed stays closed; OpenAI's client would ask again for minutes.
+            response.headers["x-should-retry"] = "false"
+        if response.status_code == 200 and request.url.path.endswith(ROUTE):
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+
+            def hear(body: bytes) -> None:
+                call = _read(request, response.headers, body, time.monotonic() - began)
+                if call is not None:
+                    self._heard(call)
+
+            response.stream = _Overheard(response.stream, hear)
+        return response
+
+    async def aclose(self) -> None:
+        pass
+
+
+class _Overheard(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream, hear: Callable[[bytes], None]) -> None:
+        self._inner = inner
+        self._hear = hear
+        self._parts: list[bytes] = []
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._inner:
+            self._parts.append(part)
+            yield part
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+        body, self._parts = b"".join(self._parts), []
+        if body:
+            self._hear(body)
+
+
+def _read(
+    request: httpx2.Request, headers: httpx2.Headers, body: bytes, seconds: float
+) -> Call | None:
+    """None: an odd answer is for the author's code to stumble over, not for ours."""
+    try:
+        text = httpx2.Response(200, headers=headers, content=body).text
+        if "text/event-stream" in headers.get("content-type", ""):
+            told = _joined(text)
+        else:
+            told = json.loads(text)
+        choice = told["choices"][0]
+        return Call(
+            messages=json.loads(request.content)["messages"],
+            answer=choice["message"],
+            finish_reason=choice.get("finish_reason"),
+            tokens=int((told.get("usage") or {}).get("completion_tokens") or 0),
+            seconds=seconds,
+        )
+    except ODD:
+        return None
+
+
+def _joined(stream: str) -> Json:
+    """The chunks of a stream as one answer."""
+    lines = (line.removeprefix("data:").strip() for line in stream.splitlines())
+    chunks = [json.loads(line) for line in lines if line.startswith("{")]
+    message: Json = {"role": "assistant", "content": ""}
+    finish, usage = None, None
+    for chunk in chunks:
+        usage = chunk.get("usage") or usage
+        for choice in chunk.get("choices", ()):
+            _add(message, choice["delta"])
+            finish = choice.get("finish_reason") or finish
+    return {"choices": [{"message": message, "finish_reason": finish}], "usage": usage}
+
+
+def _add(message: Json, delta: Mapping[str, Any]) -> None:
+    for name in ("content", "reasoning", "reasoning_content"):
+        if delta.get(name):
+            message[name] = (message.get(name) or "") + delta[name]
+    calls = message.setdefault("tool_calls", []) if delta.get("tool_calls") else []
+    for part in delta.get("tool_calls") or ():
+        while len(calls) <= part["index"]:
+            calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
+        for name in ("name", "arguments"):
+            calls[part["index"]]["function"][name] += part["function"].get(name) or ""
+
+
+def conversations(calls: Sequence[Call]) -> list[list[Json]]:
+    """The messages of the calls, without those that a later call only continues."""
+    last: list[Call] = []
+    for call in calls:
+        if last and list(call.messages[: len(last[-1].messages)]) == list(last[-1].messages):
+            last.pop()
+        last.append(call)
+    return [[*call.messages, call.answer] for call in last]

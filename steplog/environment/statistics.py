@@ -1,0 +1,90 @@
+"""How an environment is doing: what its groups gave, and what they cost, since the last row."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import fmean, pstdev, quantiles
+from typing import Any
+
+from steplog.environment.group import Group
+
+RECENT = 60
+"""Groups whose mean rewards are drawn as a curve."""
+
+
+class Statistics:
+    """Counts for ever, and means over the groups since `row` was called last."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.began = clock()
+        self.groups = 0
+        self.rollouts = 0
+        self.failed = 0
+        self.tokens = 0
+        self.rewards: list[float] = []
+        """Mean rewards of the last groups."""
+        self._since = self.began
+        self._row: list[Group[Any]] = []
+
+    def add(self, group: Group[Any]) -> None:
+        self.groups += 1
+        self.rollouts += len(group.rollouts)
+        self.failed += sum(not rollout.is_usable for rollout in group.rollouts)
+        self.tokens += sum(call.tokens for rollout in group.rollouts for call in rollout.calls)
+        if group.rewards:
+            self.rewards = [*self.rewards[-RECENT:], fmean(group.rewards)]
+        self._row.append(group)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / max(self._clock() - self.began, 1e-9)
+
+    def row(self) -> dict[str, float]:
+        groups, self._row = self._row, []
+        seconds = max(self._clock() - self._since, 1e-9)
+        self._since = self._clock()
+        return _row(groups, seconds) if groups else {}
+
+
+def _row(groups: Sequence[Group[Any]], seconds: float) -> dict[str, float]:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    usable = [rollout for rollout in rollouts if rollout.is_usable]
+    calls = [call for rollout in rollouts for call in rollout.calls]
+    rewards = [reward for group in groups for reward in group.rewards]
+    values: dict[str, float] = {
+        "groups": len(groups),
+        "rollouts": len(rollouts),
+        "failed_share": 1 - len(usable) / len(rollouts),
+        "truncated_share": _share([rollout.status == "truncated" for rollout in rollouts]),
+        "retried_share": _share([rollout.attempt > 1 for rollout in rollouts]),
+        "perf/calls_per_rollout": len(calls) / len(rollouts),
+        "perf/tokens_per_rollout": sum(call.tokens for call in calls) / len(rollouts),
+        "perf/tokens_per_second": sum(call.tokens for call in calls) / seconds,
+        "perf/groups_per_minute": 60 * len(groups) / seconds,
+        "perf/waited_s": fmean(group.waited_s for group in groups),
+        **_spread("perf/rollout_s", [rollout.seconds for rollout in rollouts]),
+        **_spread("perf/call_s", [call.seconds for call in calls]),
+    }
+    if rewards:
+        spreads = [pstdev(group.rewards) for group in groups if len(group.rewards) > 1]
+        values |= {"reward": fmean(rewards), "reward_max": max(rewards), "reward_min": min(rewards)}
+        values |= {"reward_spread": fmean(spreads)} if spreads else {}
+        # What GRPO learns nothing from.
+        values["equal_share"] = _share([spread == 0 for spread in spreads])
+    own: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in usable:
+        for name, value in rollout.metrics.items():
+            own[name].append(value)
+    return values | {name: fmean(given) for name, given in own.items()}
+
+
+def _share(held: Sequence[bool]) -> float:
+    return sum(held) / len(held) if held else 0.0
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    p95 = quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+    return {f"{name}_mean": fmean(values), f"{name}_p95": p95}

@@ -1,0 +1,53 @@
+"""Any OpenAI-style server: it says what `answer` makes of the messages, whole or in chunks."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Json = dict[str, Any]
+Say = Callable[[list[Json]], str]
+
+
+def chunks(text: str) -> Iterator[Json]:
+    for letter in text:
+        yield {"choices": [{"index": 0, "delta": {"content": letter}}]}
+    yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    yield {"choices": [], "usage": {"completion_tokens": len(text)}}
+
+
+@contextmanager
+def running_server(say: Say) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            text = say(body["messages"])
+            if body.get("stream"):
+                events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks(text)]
+                self._send("text/event-stream", "".join(events) + "data: [DONE]\n\n")
+                return
+            message = {"role": "assistant", "content": text}
+            told: Json = {"id": "a1", "object": "chat.completion", "created": 0, "model": "any"}
+            told["choices"] = [{"index": 0, "message": message, "finish_reason": "stop"}]
+            told["usage"] = {"prompt_tokens": 1, "completion_tokens": len(text), "total_tokens": 1}
+            self._send("application/json", json.dumps(told))
+
+        def _send(self, kind: str, body: str) -> None:
+            self.send_response(200)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,110 @@
+"""What is told of a run: rows of metrics, trackers, and the view in a terminal."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from steplog.environment import Group, Rollout
+from steplog.environment.client import About, Direct
+from steplog.environment.progress import Now, Screen
+from steplog.environment.recording import Call
+from steplog.environment.rollout import Agent, Place
+from steplog.environment.statistics import Statistics
+from steplog.environment.trackers import KINDS, Kind, Run, Trackers
+from tests.steplog.environment.arrived import lines
+
+
+def rollout(reward: float | None, **given: Any) -> Rollout:
+    """One that said ten tokens in two seconds."""
+    backend = Direct("http://127.0.0.1:9/v1", None, 1.0)
+    trajectory = asyncio.run(backend.name("p"))
+    asked: Any = [{"role": "user", "content": "?"}]
+    trajectory.calls.append(Call(asked, {"role": "assistant", "content": "!"}, "stop", 10, 2.0))
+    place = Place(backend, About(), "p", ("agent",), 1.0, 1, lambda _: None)
+    return Rollout(place, {"agent": Agent("agent", trajectory, reward)}, "any", **given)
+
+
+def group(*rollouts: Rollout) -> Group[str]:
+    return Group(0, "item", "p", list(rollouts))
+
+
+def test_a_row_tells_of_the_groups_since_the_last() -> None:
+    now = [0.0]
+    statistics = Statistics(clock=lambda: now[0])
+    statistics.add(
+        group(rollout(1.0, metrics={"turns": 3.0}), rollout(0.0, metrics={"turns": 5.0}))
+    )
+    statistics.add(group(rollout(0.5), rollout(0.5), rollout(None, status="failed")))
+    now[0] = 10.0
+    row = statistics.row()
+    assert row["groups"] == 2 and row["rollouts"] == 5
+    assert row["reward"] == 0.5 and row["reward_max"] == 1 and row["turns"] == 4
+    assert row["equal_share"] == 0.5, "the second group teaches nothing"
+    assert row["failed_share"] == pytest.approx(0.2)
+    assert row["perf/tokens_per_second"] == 5 and row["perf/call_s_p95"] == 2
+    assert statistics.row() == {}
+    assert statistics.rollouts == 5 and statistics.tokens_per_second == 5
+
+
+def test_advantages_compare_the_usable_members_of_a_group() -> None:
+    good, bad, failed = rollout(1.0), rollout(0.0), rollout(None, status="failed")
+    told = group(good, bad, failed)
+    assert told.advantage(good) == pytest.approx(1, abs=1e-4)
+    assert told.advantage(bad) == pytest.approx(-1, abs=1e-4)
+    assert told.advantage(failed) is None
+
+
+class Bad:
+    def __init__(self, *_: Any) -> None:
+        raise OSError("no network")
+
+    def write(self, *_: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_tracker_that_fails_costs_its_own_rows_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(KINDS, "wandb", Kind("json", Bad))
+    written: list[Mapping[str, float]] = []
+
+    class Good(Bad):
+        def __init__(self, *_: Any) -> None: ...
+
+        def write(self, _: int, values: Mapping[str, float], __: Any) -> None:
+            written.append(values)
+
+    monkeypatch.setitem(KINDS, "trackio", Kind("json", Good))
+
+    async def write() -> None:
+        trackers = Trackers(["wandb", "trackio"], Run("mine", Path("kept"), {}))
+        for step in range(2):
+            trackers.write(step, {"reward": 0.5})
+        await trackers.close()
+
+    asyncio.run(write())
+    assert written == [{"reward": 0.5}] * 2
+    assert [row["groups_done"] for row in lines(Path("kept/metrics.jsonl"))] == [0, 1]
+    assert [r.message for r in caplog.records] == [
+        "tracker wandb misses rows, rollouts go on: OSError: no network"
+    ]
+
+
+def test_the_view_fits_a_small_terminal() -> None:
+    statistics = Statistics()
+    statistics.add(group(rollout(1.0), rollout(0.0)))
+    why = "as many groups run or wait for the trainer as may; begin this prompt when one is decided"
+    screen = Screen("steplog mine", statistics, lambda: Now(3, 10, 2, 4, why))
+    console = Console(width=80, record=True, file=Path("out").open("w"))  # noqa: SIM115
+    console.print(screen)
+    console.file.close()
+    shown = console.export_text()
+    assert "3 of 10 groups" in shown and "reward 0.500" in shown and "2 of at most 4" in shown
+    assert "waits: as many groups" in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert "3 of 10 groups, reward 0.500, 2 running" in screen.line()
