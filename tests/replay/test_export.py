@@ -143,7 +143,9 @@ def test_nothing_is_written_when_something_is_wrong(log: Connection, tmp_path: P
             export(ExportSettings(**{**settings, **wrong}))
     future = b"\xc3\x01" + b"\x07" * 8 + b"whatever"
     produce_raw(log, future)
-    with pytest.raises(Fatal, match=r"offset \d+ of partition 0 of .*steps cannot be read: no schema"):
+    with pytest.raises(
+        Fatal, match=r"offset \d+ of partition 0 of .*steps cannot be read: no schema"
+    ):
         export(ExportSettings(**settings))
     assert list(tmp_path.iterdir()) == []
 
