@@ -64,8 +64,12 @@ class TokenizerFolder:
 
 
 def tell(folder: str) -> None:
+    sys.stdout.write(fingerprint(load_backend(folder)))
+
+
+def load_backend(folder: str) -> Any:
+    """As gateways load it, in a process without torch."""
     hide_torch()
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    sys.stdout.write(fingerprint(tokenizer.backend_tokenizer))
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer

@@ -1,11 +1,10 @@
 """Ids to text, with the tokenizer that the Steps name and with no other."""
 
-import hashlib
-import sys
 from pathlib import Path
 from typing import Any
 
 from pool.errors import Fatal
+from pool.tokenizer import fingerprint, load_backend
 from schemas import Step
 from schemas.packing import unpack_ids
 
@@ -16,8 +15,7 @@ class Texts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._backend = _load(folder)
-        digest = hashlib.blake2b(self._backend.to_str().encode(), digest_size=8)
-        self._fingerprint = digest.hexdigest()
+        self._fingerprint = fingerprint(self._backend)
 
     def decode(self, packed: bytes, step: Step) -> str:
         if step.tokenizer not in ("", self._fingerprint):
@@ -32,14 +30,10 @@ class Texts:
 
 
 def _load(folder: Path) -> Any:
-    """As the gateway loads it, whose fingerprint stands in the Steps."""
     if not folder.is_dir():
         raise Fatal(f"{folder} is no folder, and --tokenizer needs one")
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # 8 s, and of no use here
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+        return load_backend(str(folder))
     # Broken files make the loader fail in arbitrary ways; all of them mean the same.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
