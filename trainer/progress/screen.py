@@ -14,6 +14,7 @@ from trainer.progress.drawing import (
     legend,
     meter,
     pairs,
+    range_words,
     sparkline,
     time_bar,
     time_split,
@@ -108,6 +109,10 @@ class Screen:
             ),
         )
         yield "queue", self._queue()
+        if status.range is not None:
+            words = range_words(status.range)
+            bar = meter(status.range.share, max(5, min(width - len(words) - 2, 40)))
+            yield "range", Text.assemble(bar, "  ", words)
         split = time_split(status.split())
         yield "time", time_bar(split, min(width, WIDEST_BAR))
         yield "", legend(split)
