@@ -26,8 +26,8 @@ UNASKED = (
 
 
 class Judge:
-    """`reward` gives what a member counts with, shaping included. `any_age`: old data are meant, as in an
-    offline run; age counts versions of a run, and these are of others."""
+    """`reward` gives what a member counts with, shaping included. `any_age`: as in an offline run, old
+    data are meant; age counts versions of a run, and these are of others."""
 
     def __init__(
         self,

@@ -115,10 +115,7 @@ class RangeSource:
         try:
             one = received(message, self._codec)
         except SchemaError as error:
-            raise Fatal(
-                f"offset {message.offset()} of partition {message.partition()} of "
-                f"{message.topic()} cannot be read: {error}"
-            ) from error
+            raise Fatal(str(error)) from error
         for work in partition.feed(one):
             if not isinstance(work.item, Stray):
                 return work
