@@ -373,6 +373,8 @@ class GroupAssembler:
             return Stray(received, "other_channel", f"its channel is {record.channel}")
         if any(received.offset in offsets for offsets in self._done.get(trajectories[0].uid, ())):
             return None
+        if not all(self._selects(trajectory) for trajectory in trajectories):
+            return None
         group = Group(record.prompt_uid, received.partition, len(trajectories))
         group.members = {trajectory.uid: trajectory for trajectory in trajectories}
         group.closed_at = received.offset

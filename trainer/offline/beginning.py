@@ -44,11 +44,12 @@ class Beginning:
         ranges = find_ranges(settings, settings.topic, selection)
         with Dataset(settings, settings.topic, selection, settings.channel) as dataset:
             first = next(iter(dataset), None)
-        if first is None:
+        if first is not None:
+            tokenizer.check(first)
+        elif not settings.accept_scored:
             raise Fatal(
                 f"the range holds no trajectory of channel {settings.channel} that is selected"
             )
-        tokenizer.check(first)
         starts = {number: span.first for number, span in ranges.earlier(MEMORY).items()}
         return cls(_given(settings), ranges.spans, starts)
 

@@ -1,6 +1,7 @@
 """Deciding in an offline run. It reads only while a batch is asked for, up to the record that completes
 it, so that what is decided depends on the records and on nothing else."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -39,6 +40,7 @@ class OfflineDecider(DecidingThread):
         for work in self._source.poll(POLL):
             self._decisions.take(work)
             self._decide(self._wanted)
+        self.last_progress = time.monotonic()  # reading is what it has to do, whatever comes of it
         if self._wanted is not None and self._source.is_over:
             self._end(self._wanted)
 
