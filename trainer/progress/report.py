@@ -18,6 +18,8 @@ Phase = Literal["recovering", "waiting", "training", "opening", "syncing", "chec
 
 OTHER = "other"
 """The phase of whatever no phase was told for."""
+UNKNOWN = -1.0
+"""The age of what other runs have made, where all of it is theirs."""
 STEPS_SHOWN = 120
 STEPS_SPLIT = 20
 """Steps over which the time split is taken: long enough to be calm, short enough to show a change."""

@@ -19,7 +19,7 @@ from trainer.progress.drawing import (
     time_bar,
     time_split,
 )
-from trainer.progress.report import Alarm, Status
+from trainer.progress.report import UNKNOWN, Alarm, Status
 
 WIDEST = 120
 WIDEST_BAR = 60
@@ -77,6 +77,7 @@ class Screen:
     def _rows(self, width: int) -> Iterable[tuple[str, Text]]:
         status = self._status
         told = status.last.metrics if status.last else {}
+        age = told if told.get("age_mean", UNKNOWN) > UNKNOWN else {}
         yield "reward", self._reward(width)
         yield (
             "loss",
@@ -97,8 +98,8 @@ class Screen:
         yield (
             "age",
             pairs(
-                ("", told.get("age_mean"), "{:.1f} versions"),
-                ("max", told.get("age_max"), "{:.0f}"),
+                ("", age.get("age_mean"), "{:.1f} versions"),
+                ("max", age.get("age_max"), "{:.0f}"),
             ),
         )
         yield (

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from trainer.progress.drawing import duration, range_words, time_split
-from trainer.progress.report import Report, Status
+from trainer.progress.report import UNKNOWN, Report, Status
 from trainer.progress.screen import Screen
 
 log = logging.getLogger("trainer")
@@ -133,7 +133,7 @@ def step_words(status: Status, report: Report) -> Iterable[str]:
         yield f"loss {told['loss']:.4g}"
     if "grad_norm" in told:
         yield f"grad norm {told['grad_norm']:.3g}"
-    if "age_mean" in told:
+    if told.get("age_mean", UNKNOWN) > UNKNOWN:
         oldest = told.get("age_max", told["age_mean"])
         yield f"age {told['age_mean']:.1f} (max {oldest:.0f})"
     if status.range is not None:

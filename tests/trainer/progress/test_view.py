@@ -175,3 +175,8 @@ def test_a_range_has_a_bar_and_an_end(run: Run, lines: pytest.LogCaptureFixture)
     train(run, range(1, 2))
     assert "40% of the range, 2:00 min left" in lines.messages[-1]
     assert "lag" not in lines.messages[-1]
+
+
+def test_an_age_that_nobody_knows_is_not_told(run: Run, lines: pytest.LogCaptureFixture) -> None:
+    run.progress.stepped(step(1, age_mean=-1.0, age_max=-1.0))
+    assert "–" in run.line("age") and "age" not in lines.messages[-1]
