@@ -15,6 +15,7 @@ from pool import topics, tracing
 from pool.errors import Fatal
 from pool.groups import Group
 from pool.process import listen, shown, start_logging, stopped_by_signals
+from pool.tokenizer import TokenizerFolder
 from pool.trajectories import Trajectory
 from trainer import http
 from trainer.algorithm.settings import LossSettings
@@ -37,7 +38,6 @@ from trainer.offline.beginning import begin, check_live
 from trainer.offline.decider import OfflineDecider
 from trainer.offline.life import OfflineLife, alone
 from trainer.offline.summary import Summary
-from trainer.offline.tokenizer import Tokenizer
 from trainer.orders import Orders
 from trainer.progress.status import Progress, open_progress
 from trainer.settings import TrainSettings, part
@@ -101,7 +101,7 @@ def _lead(settings: TrainSettings, orders: Orders, probe: Probe) -> None:
 
 
 def _lead_offline(settings: TrainSettings, orders: Orders, probe: Probe) -> str:
-    tokenizer = Tokenizer.load(settings.model)
+    tokenizer = TokenizerFolder(str(settings.model))
     beginning = begin(settings, tokenizer)
     start_logging("train", settings)
     stop, started = stopped_by_signals(), time.monotonic()

@@ -17,12 +17,12 @@ from pool.errors import Fatal
 from pool.reader import open_topic
 from pool.scan import Span
 from pool.selection import SelectionSettings, find_ranges
+from pool.tokenizer import TokenizerFolder
 from pool.topics import LEDGER, POLICY
-from pool.trajectories import MEMORY
+from pool.trajectories import MEMORY, Trajectory, step_of
 from schemas import Decision, PartitionOffsets, PolicyVersion
 from trainer.algorithm.settings import LossSettings
 from trainer.deciding.settings import DecidingSettings
-from trainer.offline.tokenizer import Tokenizer
 from trainer.settings import TrainSettings, part
 
 OFFLINE = "offline"
@@ -38,14 +38,14 @@ class Beginning:
     """Where reading begins: a trajectory may have begun before."""
 
     @classmethod
-    def find(cls, settings: TrainSettings, tokenizer: Tokenizer) -> Self:
+    def find(cls, settings: TrainSettings, tokenizer: TokenizerFolder) -> Self:
         """Of a new run; refuses a range that holds nothing to train."""
         selection = part(settings, SelectionSettings)
         ranges = find_ranges(settings, settings.topic, selection)
         with Dataset(settings, settings.topic, selection, settings.channel) as dataset:
             first = next(iter(dataset), None)
         if first is not None:
-            tokenizer.check(first)
+            check_ids(first, tokenizer)
         elif not settings.accept_scored:
             raise Fatal(
                 f"the range holds no trajectory of channel {settings.channel} that is selected"
@@ -99,6 +99,12 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else str(value)
 
 
+def check_ids(trajectory: Trajectory, tokenizer: TokenizerFolder) -> None:
+    """Refuses ids of another tokenizer than the model's; Steps that do not say theirs pass."""
+    for recorded in {step_of(received).tokenizer for received in trajectory.steps} - {""}:
+        tokenizer.check(recorded)
+
+
 Run = Beginning | Literal["new", "live"]
 
 
@@ -129,7 +135,7 @@ def check_live(connection: Connection, run: str) -> None:
         )
 
 
-def begin(settings: TrainSettings, tokenizer: Tokenizer) -> Beginning:
+def begin(settings: TrainSettings, tokenizer: TokenizerFolder) -> Beginning:
     """Of a run that is trained offline, whether it is new or goes on."""
     found = look(settings, settings.run)
     if found == "live":

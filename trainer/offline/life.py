@@ -14,14 +14,14 @@ from pool.errors import Fatal, OffsetLost
 from pool.groups import GroupAssembler
 from pool.reader import open_topic
 from pool.selection import Selection, SelectionSettings
+from pool.tokenizer import TokenizerFolder
 from pool.trajectories import Trajectory
 from pool.transaction import Transactions
 from schemas import Decision, PartitionOffsets
 from trainer.incarnation import transactional_id
 from trainer.life import Life, now_ms
-from trainer.offline.beginning import Beginning
+from trainer.offline.beginning import Beginning, check_ids
 from trainer.offline.source import RangeSource
-from trainer.offline.tokenizer import Tokenizer
 from trainer.settings import TrainSettings, part
 
 PATIENCE = 120.0
@@ -36,7 +36,7 @@ class OfflineLife(Life):
         self,
         settings: TrainSettings,
         beginning: Beginning,
-        tokenizer: Tokenizer,
+        tokenizer: TokenizerFolder,
         probe: Callable[[str], None],
     ) -> None:
         run, topic = settings.run, settings.topic
@@ -76,7 +76,7 @@ class OfflineLife(Life):
             ended = trajectory.records[-1].offset
             if ended < first or not self._selection.has(trajectory):
                 return False
-            self._tokenizer.check(trajectory)
+            check_ids(trajectory, self._tokenizer)
             return True
 
         return GroupAssembler(

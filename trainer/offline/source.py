@@ -115,7 +115,8 @@ class RangeSource:
         try:
             one = received(message, self._codec)
         except SchemaError as error:
-            raise Fatal(str(error)) from error
+            place = f"offset {message.offset()} of partition {partition.partition}"
+            raise Fatal(f"{place} of {message.topic()} cannot be read: {error}") from error
         for work in partition.feed(one):
             if not isinstance(work.item, Stray):
                 return work

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer as ConfluentProducer
+from tokenizers import Tokenizer
 
 from pool import topics
 from pool.connection import Connection
 from pool.errors import Fatal
 from pool.producer import producer_options
+from pool.tokenizer import TokenizerFolder, fingerprint
 from pool.topics import REWARDED
-from schemas import Decision, SchemaError
+from schemas import Decision
 from tests.trainer.agents import RUN, group, submit, submit_groups
 from tests.trainer.deciding.deciding import PATIENCE, decisions, reward, trained
 from tests.trainer.offline.history import AGAIN, offline, write_history
@@ -23,7 +25,6 @@ from trainer.offline import decider as deciding
 from trainer.offline.beginning import begin
 from trainer.offline.decider import OfflineDecider
 from trainer.offline.life import OfflineLife, alone
-from trainer.offline.tokenizer import Tokenizer
 from trainer.settings import TrainSettings
 
 pytestmark = pytest.mark.broker
@@ -41,9 +42,9 @@ def settings_for(log: Connection, **fields: Any) -> TrainSettings:
     return TrainSettings.model_validate(offline(log, NO_MODEL, NO_MODEL, **fields))
 
 
-def batches(settings: TrainSettings, tokenizer: str | None = None) -> Iterator[Decision]:
+def batches(settings: TrainSettings) -> Iterator[Decision]:
     """One life of a run that nobody trains; it dies when nobody wants more of it."""
-    known = Tokenizer(NO_MODEL, tokenizer)
+    known = TokenizerFolder(str(settings.model))
     life = OfflineLife(settings, begin(settings, known), known, lambda stage: None)
     judge = Judge(settings, life.marks, reward, any_age=True)
     decider = OfflineDecider(life, Decisions(life, settings, judge, lambda n: {"seed": n}))
@@ -147,14 +148,15 @@ def test_a_run_goes_on_as_it_began_or_not_at_all(log: Connection, tmp_path: Path
         pass
 
 
-def test_ids_of_another_tokenizer_are_refused(log: Connection) -> None:
+def test_ids_of_another_tokenizer_are_refused(log: Connection, tiny_model: Path) -> None:
+    known = fingerprint(Tokenizer.from_file(str(tiny_model / "tokenizer.json")))
     submit_groups(log, ["unknown"])
-    submit(log, group("known", tokenizer="abc"))
-    assert len(list(batches(settings_for(log, run="fits"), "abc"))) == 1
-    with pytest.raises(
-        Fatal, match=r"trajectory known-. was made with tokenizer abc, and no-model"
-    ):
-        list(batches(settings_for(log, run="differs"), "xyz"))
+    submit(log, group("known", tokenizer=known))
+    fields = {"model": tiny_model}
+    assert len(list(batches(settings_for(log, run="fits", **fields)))) == 1
+    submit(log, group("other", tokenizer="abc"))
+    with pytest.raises(Fatal, match=rf"is {known}, and the Steps were recorded with abc"):
+        list(batches(settings_for(log, run="differs", **fields)))
     assert not [d for d in decisions(log) if d.run == "differs" and d.groups]
 
 
@@ -166,6 +168,6 @@ def test_a_schema_from_the_future_is_one_sentence(log: Connection) -> None:
     words = r"offset 8 of partition . of .*rewarded cannot be read: no schema with fingerprint"
     with pytest.raises(Fatal, match=words):
         list(batches(settings_for(log)))
-    with pytest.raises(SchemaError, match=words):
+    with pytest.raises(Fatal, match=words):
         list(batches(settings_for(log, run="other", from_=8)))
     assert not [d for d in decisions(log) if d.run == "other"], "nothing was written"
