@@ -39,7 +39,8 @@ def log(connection: Connection) -> Connection:
 
 
 def settings_for(log: Connection, **fields: Any) -> TrainSettings:
-    return TrainSettings.model_validate(offline(log, NO_MODEL, NO_MODEL, **fields))
+    given = offline(log, NO_MODEL, NO_MODEL) | fields
+    return TrainSettings.model_validate(given)
 
 
 def batches(settings: TrainSettings) -> Iterator[Decision]:
