@@ -156,7 +156,7 @@ def test_ids_of_another_tokenizer_are_refused(log: Connection, tiny_model: Path)
     fields = {"model": tiny_model}
     assert len(list(batches(settings_for(log, run="fits", **fields)))) == 1
     submit(log, group("other", tokenizer="abc"))
-    with pytest.raises(Fatal, match=rf"is {known}, and the Steps were recorded with abc"):
+    with pytest.raises(Fatal, match=r"is \w+, and the Steps were recorded with abc"):
         list(batches(settings_for(log, run="differs", **fields)))
     assert not [d for d in decisions(log) if d.run == "differs" and d.groups]
 
