@@ -205,7 +205,7 @@ class GroupAssembler:
 
     `decided` are the groups of earlier Decisions on this partition, each with the offset that was
     committed together with it, oldest first; `others` are the trajectories that Decisions name
-    outside of groups.
+    outside of groups. Trajectories that `selects` leaves out are as if they were not there.
     """
 
     def __init__(
@@ -214,8 +214,10 @@ class GroupAssembler:
         decided: Iterable[tuple[DecidedGroup, int]] = (),
         others: Iterable[Member] = (),
         memory: int = MEMORY,
+        selects: Callable[[Trajectory], bool] = lambda trajectory: True,
     ) -> None:
         self._rules = rules
+        self._selects = selects
         self._trajectories = TrajectoryAssembler(memory)
         self.memory = memory
         self._open: dict[str, Group] = {}
@@ -316,11 +318,17 @@ class GroupAssembler:
     def open_groups(self) -> list[Group]:
         return list(self._open.values())
 
+    def has_undecided(self) -> bool:
+        """Whether a closed group waits for a decision."""
+        return bool(self._undecided)
+
     def _needed(self) -> Iterable[Group]:
         return (*self._open.values(), *(g for groups in self._undecided.values() for g in groups))
 
     def _trajectory(self, trajectory: Trajectory, offset: int) -> Group | Outsider | None:
         if any(offset in offsets for offsets in self._done.get(trajectory.uid, ())):
+            return None
+        if not self._selects(trajectory):
             return None
         if trajectory.end.channel != self._rules.channel:
             return Outsider(trajectory, "other_channel", f"its channel is {trajectory.end.channel}")
@@ -364,6 +372,8 @@ class GroupAssembler:
         if record.channel != self._rules.channel:
             return Stray(received, "other_channel", f"its channel is {record.channel}")
         if any(received.offset in offsets for offsets in self._done.get(trajectories[0].uid, ())):
+            return None
+        if not all(self._selects(trajectory) for trajectory in trajectories):
             return None
         group = Group(record.prompt_uid, received.partition, len(trajectories))
         group.members = {trajectory.uid: trajectory for trajectory in trajectories}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pool.errors import Fatal
 from pool.groups import DECIDED_MEMORY
-from schemas import DecidedGroup, Decision, Member, Outcome, Record
+from schemas import DecidedGroup, Decision, Member, Outcome, PartitionOffsets, Record
 
 
 class GroupId(NamedTuple):
@@ -109,6 +109,14 @@ class Ledger:
         """Trajectories that are done, outside of groups."""
         for decision in self._decisions.values():
             yield from decision.others
+
+    def offsets(self) -> dict[int, PartitionOffsets]:
+        """Of each partition, what the last Decision says that moved it."""
+        return {
+            offsets.partition: offsets
+            for decision in self._decisions.values()
+            for offsets in decision.offsets
+        }
 
     def needs(self) -> int | None:
         """sequence of the oldest Decision that a rebuild needs: an assembler remembers its groups, or

@@ -5,6 +5,7 @@ disturbs nobody: other readers' offsets are not touched, and what is fetched ahe
 """
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -41,6 +42,8 @@ class Scan:
         self.spans = {number: span for number, span in spans.items() if span.first < span.end}
         self.positions = {number: span.first for number, span in spans.items()}
         """Of each partition the next offset; over gaps that transactions leave, too."""
+        self._fetched = dict(self.positions)
+        self._held: set[int] = set()
         self._bootstrap = connection.bootstrap
         self._consumer = Consumer(
             consumer_options(connection, NO_GROUP) | {"enable.partition.eof": True}
@@ -67,6 +70,26 @@ class Scan:
         return sum(self.positions[number] - span.first for number, span in self.spans.items())
 
     def __iter__(self) -> Iterator[Message]:
+        for batch in self.batches():
+            for message in batch:
+                yield message
+                self.positions[message.partition() or 0] = (message.offset() or 0) + 1
+            self.positions.update(self._fetched)
+
+    def is_over(self, partition: int) -> bool:
+        """Whether all of its span was fetched."""
+        return self._fetched[partition] >= self.spans[partition].end
+
+    def hold(self, partitions: AbstractSet[int]) -> None:
+        """Fetches no more of these for now, and of the others again."""
+        held = {number for number in partitions if not self.is_over(number)}
+        going = {number for number in self._held - held if not self.is_over(number)}
+        self._consumer.pause([Place(self.topic, number) for number in held - self._held])
+        self._consumer.resume([Place(self.topic, number) for number in going])
+        self._held = held
+
+    def batches(self) -> Iterator[list[Message]]:
+        """As they are fetched. An empty one tells that some time has passed."""
         places = [Place(self.topic, number, span.first) for number, span in self.spans.items()]
         self._consumer.assign(places)
         open_, silent = set(self.spans), 0.0
@@ -77,22 +100,24 @@ class Scan:
                 raise BrokerUnavailable(
                     f"{self._bootstrap} gave nothing of {self.topic} for {SILENCE:g} s"
                 )
+            taken: list[Message] = []
             for message in messages:
                 partition, offset = message.partition() or 0, message.offset() or 0
                 if (error := message.error()) is not None:
                     self._note(error, partition, offset)
                 elif partition in open_ and offset < self.spans[partition].end:
-                    yield message
-                    self.positions[partition] = offset + 1
+                    self._fetched[partition] = offset + 1
+                    taken.append(message)
             open_ -= self._ended(open_)
+            yield taken
 
     def _note(self, error: KafkaError, partition: int, offset: int) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            self.positions[partition] = min(offset, self.spans[partition].end)
+            self._fetched[partition] = min(offset, self.spans[partition].end)
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise OffsetLost(
                 f"partition {partition} of {self.topic} no longer holds, or does not yet hold, "
-                f"offset {self.positions[partition]}"
+                f"offset {self._fetched[partition]}"
             )
         elif error.fatal():
             raise BrokerUnavailable(f"{self.topic} cannot be read: {error.str()}")
@@ -109,10 +134,10 @@ class Scan:
         over = {
             place.partition
             for place in found
-            if max(place.offset, self.positions[place.partition]) >= self.spans[place.partition].end
+            if max(place.offset, self._fetched[place.partition]) >= self.spans[place.partition].end
         }
         for number in over:
-            self.positions[number] = self.spans[number].end
+            self._fetched[number] = self.spans[number].end
         if over:
             self._consumer.incremental_unassign([Place(self.topic, number) for number in over])
         return over

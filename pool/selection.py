@@ -111,6 +111,8 @@ class Selection:
         first, last = self._versions
         if first is None and last is None:
             return True
+        if trajectory.is_scored:
+            return False  # nobody knows which version sampled it
         found = [
             segment.version
             for received in trajectory.steps

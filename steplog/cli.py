@@ -130,7 +130,9 @@ def replay_diff(settings: "DiffSettings") -> int:
 def train(settings: "TrainSettings") -> int:
     with _torch_is_needed():
         from trainer import service
-    service.serve(settings)
+    told = service.serve(settings)
+    if told is not None:
+        say(told)
     return 0
 
 

@@ -24,8 +24,8 @@ from pool.ledger import group_id
 from pool.versions import Version
 from schemas import Decision, Outcome
 from trainer.algorithm.alarms import alarms
-from trainer.deciding.decider import Decider
-from trainer.incarnation import Incarnation, now_ms
+from trainer.deciding.thread import DecidingThread, RangeEnded
+from trainer.life import Life, now_ms
 from trainer.machine import machine
 from trainer.orders import Orders
 from trainer.progress.report import Report
@@ -55,8 +55,8 @@ class Loop:
     def __init__(
         self,
         settings: TrainSettings,
-        life: Incarnation,
-        decider: Decider,
+        life: Life,
+        decider: DecidingThread,
         training: Training,
         weights: Weights,
         orders: Orders,
@@ -79,7 +79,7 @@ class Loop:
         self._engines: Sequence[str] = ()
 
     def run(self) -> None:
-        """Until it is asked to stop, or the last version that is wanted is live."""
+        """Until it is asked to stop, the last version that is wanted is live, or no data are left."""
         try:
             with self._progress.phase("recovering"):
                 self._recover()
@@ -91,7 +91,7 @@ class Loop:
                     self._publish()
                 self._report(decision)
                 self._save_if_due()
-        except Stopped:
+        except (Stopped, RangeEnded):
             pass
         if self._training.version > self._saved:
             self._save()
@@ -191,6 +191,12 @@ class Loop:
             self._settings.groups_per_batch,
             sum(lags.values()) if lags else None,
         )
+        self._tell_read()
+
+    def _tell_read(self) -> None:
+        read = self._decider.read()
+        if read is not None:
+            self._progress.reading(*read)
 
     def _train(self, decision: Decision) -> None:
         lost = self._life.ledger.lost()
@@ -254,6 +260,7 @@ class Loop:
     def _report(self, decision: Decision) -> None:
         outcome = self._life.ledger.outcome(decision.sequence)
         assert outcome is not None and decision.version is not None
+        self._tell_read()
         tally, timings = self._decider.tally(), self._progress.timings()
         idle = timings.get("waiting", 0.0) / max(sum(timings.values()), 1e-9)
         metrics = outcome.metrics | tally.metrics() | {"idle_fraction": idle}

@@ -3,8 +3,10 @@
 import logging
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from socket import socket
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from pool import topics, tracing
 from pool.errors import Fatal
 from pool.groups import Group
 from pool.process import listen, shown, start_logging, stopped_by_signals
+from pool.tokenizer import TokenizerFolder
 from pool.trajectories import Trajectory
 from trainer import http
 from trainer.algorithm.settings import LossSettings
@@ -21,15 +24,22 @@ from trainer.data.batch import Limits, reward_of
 from trainer.data.decided import Decided, described
 from trainer.data.rows import rows_of
 from trainer.deciding.decider import Decider
+from trainer.deciding.decisions import Decisions
 from trainer.deciding.judging import Judge
+from trainer.deciding.thread import DecidingThread
 from trainer.following import follow
 from trainer.incarnation import Incarnation, wait_until_alone
 from trainer.learner import Learner
+from trainer.life import Life
 from trainer.loop import Loop
 from trainer.model.settings import LearnerSettings
 from trainer.model.sharding import join
+from trainer.offline.beginning import begin, check_live
+from trainer.offline.decider import OfflineDecider
+from trainer.offline.life import OfflineLife, alone
+from trainer.offline.summary import Summary
 from trainer.orders import Orders
-from trainer.progress.status import open_progress
+from trainer.progress.status import Progress, open_progress
 from trainer.settings import TrainSettings, part
 from trainer.training import Training
 from trainer.weights.fleet import Weights
@@ -41,24 +51,31 @@ log = logging.getLogger(__name__)
 Probe = Callable[[str], None]
 
 
-def serve(settings: TrainSettings, probe: Probe = lambda stage: None) -> None:
-    """Runs until SIGTERM or Ctrl-C, or until the last version that is wanted is live; raises Fatal with
-    one sentence when it cannot. `probe` is told of each stage; tests kill there."""
+def serve(settings: TrainSettings, probe: Probe = lambda stage: None) -> str | None:
+    """Runs until SIGTERM or Ctrl-C, until the last version that is wanted is live, or until the range
+    ends of an offline run, which then tells what became of it. Raises Fatal with one sentence when it
+    cannot. `probe` is told of each stage; tests kill there."""
     if not (settings.model / "config.json").is_file():
         raise Fatal(f"model {settings.model} is no Hugging Face folder: it has no config.json")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     ranks = join()
     orders = Orders(ranks)
-    if ranks.rank == 0:
-        topics.check_twin(topics.check(settings), settings, settings.topic)
-        start_logging("train", settings)
-        _lead(settings, orders, stopped_by_signals(), probe)
-    else:
+    if ranks.rank > 0:
         _follow(settings, orders)
+        return None
+    topics.check_twin(topics.check(settings), settings, settings.topic)
+    if settings.offline:
+        return _lead_offline(settings, orders, probe)
+    _lead(settings, orders, probe)
+    return None
 
 
-def _lead(settings: TrainSettings, orders: Orders, stop: threading.Event, probe: Probe) -> None:
+def _lead(settings: TrainSettings, orders: Orders, probe: Probe) -> None:
+    check_live(settings, settings.run)
+    start_logging("train", settings)
+    stop = stopped_by_signals()
+
     def is_stopped() -> bool:
         orders.give("wait")
         return stop.is_set()
@@ -67,16 +84,7 @@ def _lead(settings: TrainSettings, orders: Orders, stop: threading.Event, probe:
     if stop.is_set():
         orders.give("stop")
         return
-    with ExitStack() as stack:
-        listener = stack.enter_context(listen(settings.host, settings.port))
-        progress = stack.enter_context(
-            open_progress(
-                settings.run,
-                trackers=settings.trackers,
-                folder=settings.tracker_dir,
-                config=shown(settings),
-            )
-        )
+    with _shown(settings, settings.port) as (listener, progress):
         life = Incarnation(
             settings,
             settings.run,
@@ -87,10 +95,58 @@ def _lead(settings: TrainSettings, orders: Orders, stop: threading.Event, probe:
             probe,
             settings.accept_loss,
         )
+        judge = Judge(settings, life.marks, _reward(settings))
+        decider = Decider(life, settings, judge, _describe(settings), probe)
+        _train(settings, life, decider, orders, listener, progress, stop, probe)
+
+
+def _lead_offline(settings: TrainSettings, orders: Orders, probe: Probe) -> str:
+    tokenizer = TokenizerFolder(str(settings.model))
+    beginning = begin(settings, tokenizer)
+    start_logging("train", settings)
+    stop, started = stopped_by_signals(), time.monotonic()
+    # A live trainer may have the usual port.
+    port = settings.port if "port" in settings.model_fields_set else 0
+    with alone(settings.checkpoints, settings.run), _shown(settings, port) as (listener, progress):
+        life = OfflineLife(settings, beginning, tokenizer, probe)
+        judge = Judge(settings, life.marks, _reward(settings), any_age=True)
+        decisions = Decisions(life, settings, judge, _describe(settings))
+        decider = OfflineDecider(life, decisions, probe)
+        _train(settings, life, decider, orders, listener, progress, stop, probe)
+    seconds = time.monotonic() - started
+    summary = Summary(settings, settings.run)
+    return summary.told(settings.run, settings.checkpoints, decider.read(), seconds)
+
+
+@contextmanager
+def _shown(settings: TrainSettings, port: int) -> Iterator[tuple[socket, Progress]]:
+    """A place to ask how it is, and one to tell."""
+    with (
+        listen(settings.host, port) as listener,
+        open_progress(
+            settings.run,
+            trackers=settings.trackers,
+            folder=settings.tracker_dir,
+            config=shown(settings),
+        ) as progress,
+    ):
+        yield listener, progress
+
+
+def _train(
+    settings: TrainSettings,
+    life: Life,
+    decider: DecidingThread,
+    orders: Orders,
+    listener: socket,
+    progress: Progress,
+    stop: threading.Event,
+    probe: Probe,
+) -> None:
+    with ExitStack() as stack:
         orders.give("begin", str(life.number).encode())
         training = _training(settings, probe, life.number)
         weights = _weights(settings, training.learner)
-        decider = Decider(life, settings, _judge(settings, life), _describe(settings), probe)
         stack.callback(weights.close)
         stack.callback(decider.close)
         http.serve(listener, lambda: max(decider.last_progress, progress.last_change))
@@ -134,7 +190,7 @@ def _weights(settings: TrainSettings, learner: Learner) -> Weights:
     return Weights(chosen, learner.weights(dtype), ranks=ranks)
 
 
-def _judge(settings: TrainSettings, life: Incarnation) -> Judge:
+def _reward(settings: TrainSettings) -> Callable[[Group, Trajectory], float]:
     loss = part(settings, LossSettings)
 
     def reward(group: Group, member: Trajectory) -> float:
@@ -143,7 +199,7 @@ def _judge(settings: TrainSettings, life: Incarnation) -> Judge:
             generated = sum(int((row.versions >= 0).sum()) for row in rows_of(member))
         return reward_of(group, member, loss, generated)
 
-    return Judge(settings, life.marks, reward)
+    return reward
 
 
 def _describe(settings: TrainSettings) -> Callable[[int], dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pool.process import ServiceSettings, check_address
+from pool.selection import SelectionSettings
 from pool.topics import rewarded_topic
 from trainer.algorithm.alarms import AlarmSettings
 from trainer.algorithm.settings import LossSettings
@@ -17,9 +18,34 @@ Positive = Annotated[int, Field(gt=0)]
 Tracker = Literal["wandb", "tensorboard", "trackio"]
 
 
+LIVE_ONLY = {
+    "check_engines": "no engine gets the weights of an offline run",
+    "group": "an offline run joins no consumer group",
+    "waiting_groups": "an offline run reads no further than the batch that it makes",
+    "max_age": "age counts versions of the run itself; choose older runs' with --from-version",
+    "stale_tokens": "age counts versions of the run itself; choose older runs' with --from-version",
+    "accept_runs": "--of-run chooses the runs, and all of them are accepted",
+    "group_deadline_s": "a group that is incomplete when the range ends is judged as it is then",
+}
+"""Settings that mean nothing offline, and why."""
+
+
+def flag(name: str) -> str:
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
 class TrainSettings(
-    ServiceSettings, DecidingSettings, LossSettings, LearnerSettings, WeightsSettings, AlarmSettings
+    ServiceSettings,
+    SelectionSettings,
+    DecidingSettings,
+    LossSettings,
+    LearnerSettings,
+    WeightsSettings,
+    AlarmSettings,
 ):
+    offline: bool = Field(
+        False, description="train a range of the log, without engines, and end where it ends"
+    )
     run: str = Field("default", description="name of the training run; gateways have the same")
     model: Path = Field(description="Hugging Face folder of the model that the run starts from")
     group: str | None = Field(None, description="consumer group (default: steplog-trainer-RUN)")
@@ -68,6 +94,20 @@ class TrainSettings(
     def _is_safe(self) -> Self:
         danger = "shows the metrics to anybody who reaches it; give --insecure where that is meant"
         check_address(self.host, self.insecure, danger)
+        return self
+
+    @model_validator(mode="after")
+    def _is_one_or_the_other(self) -> Self:
+        """A live run reads what comes; an offline run has a range, and nobody waits for its weights."""
+        given = self.model_fields_set
+        if not self.offline:
+            for name in SelectionSettings.model_fields.keys() & given:
+                raise ValueError(f"{flag(name)} chooses a range of the log: give --offline too")
+            return self
+        for name in (*WeightsSettings.model_fields, *LIVE_ONLY):
+            if name in given:
+                reason = LIVE_ONLY.get(name, "no engine gets the weights of an offline run")
+                raise ValueError(f"{flag(name)} and --offline exclude each other: {reason}")
         return self
 
 

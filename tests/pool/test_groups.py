@@ -286,6 +286,13 @@ def test_another_channel_belongs_to_no_group() -> None:
 # Rewards
 
 
+def test_what_is_not_selected_is_as_if_it_were_not_there() -> None:
+    assembler = GroupAssembler(PAIRS, selects=lambda trajectory: trajectory.uid != "b")
+    items = feed(assembler, log(*run_of("a"), *run_of("b"), *run_of("c")))
+    assert groups_in(items) == [["a", "c"]]
+    assert len(items) == 1 and assembler.has_undecided()
+
+
 def closed_pair() -> tuple[GroupAssembler, Group]:
     assembler = GroupAssembler(PAIRS)
     [group] = feed(assembler, log(*run_of("a", reward=0.25), *run_of("b", reward=0.0)))

@@ -23,6 +23,7 @@ def group(
     rewards: Sequence[float] | None = None,
     tokens: int = 8,
     incarnation: int = 1,
+    tokenizer: str = "",
 ) -> list[Record]:
     """The records of a whole group; every trajectory has one Step."""
     chance = random.Random(f"{prompt} {seed}")
@@ -43,6 +44,7 @@ def group(
                 response_logprobs=pack_logprobs([-chance.uniform(4, 7) for _ in response]),
                 segments=[Segment(incarnation=incarnation, version=version, first_token=0)],
                 group_size=size,
+                tokenizer=tokenizer,
             )
         )
         reward = rewards[place] if rewards is not None else float(place % 2)

@@ -8,7 +8,8 @@ from trainer.deciding.judging import Judge
 from trainer.deciding.retention import Retention
 from trainer.deciding.settings import DecidingSettings
 from trainer.deciding.waiting import Ready
-from trainer.incarnation import Incarnation, now_ms
+from trainer.incarnation import Incarnation
+from trainer.life import now_ms
 
 log = logging.getLogger(__name__)
 

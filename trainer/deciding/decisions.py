@@ -17,7 +17,7 @@ from trainer.deciding.judging import Judge
 from trainer.deciding.settings import DecidingSettings
 from trainer.deciding.tally import Tally
 from trainer.deciding.waiting import Item, Ready, Verdicts
-from trainer.incarnation import Incarnation, now_ms
+from trainer.life import Life, now_ms
 
 AGAIN = 0.02
 """Seconds of reading before a refused transaction is tried again."""
@@ -29,7 +29,7 @@ class Decisions:
 
     def __init__(
         self,
-        incarnation: Incarnation,
+        life: Life,
         settings: DecidingSettings,
         judge: Judge,
         describe: Callable[[int], dict[str, Any]],
@@ -40,8 +40,8 @@ class Decisions:
         self.tally = Tally()
         self.version: int | None = None
         """The newest. Before the loop has told it nothing is judged: nobody could say how old it is."""
-        self._life = incarnation
-        self._consumer = incarnation.consumer
+        self._life = life
+        self._consumer = life.consumer
         self._settings = settings
         self._judge = judge
         self._describe = describe
@@ -97,8 +97,13 @@ class Decisions:
     def try_batch(self) -> Decision | None:
         """Decides a batch, if enough groups can still be trained."""
         wanted = self._settings.groups_per_batch
-        if len(self.ready) < wanted:
-            return None
+        return self._try(wanted) if len(self.ready) >= wanted else None
+
+    def try_rest(self) -> Decision | None:
+        """Decides a batch of what there is, since no more will come."""
+        return self._try(len(self.ready)) if self.ready else None
+
+    def _try(self, wanted: int) -> Decision | None:
         judged = [(ready, self.judged(ready.group)) for ready in self.ready]
         chosen = choose(judged, wanted, self._settings.no_variance)
         self.ready = chosen.waiting

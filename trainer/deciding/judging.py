@@ -26,18 +26,21 @@ UNASKED = (
 
 
 class Judge:
-    """`reward` gives what a member counts with, shaping included."""
+    """`reward` gives what a member counts with, shaping included. `any_age`: as in an offline run, old
+    data are meant; age counts versions of a run, and these are of others."""
 
     def __init__(
         self,
         settings: DecidingSettings,
         marks: PolicyMarks,
         reward: Callable[[Group, Trajectory], float],
+        any_age: bool = False,
     ) -> None:
         self._settings = settings
         self._rules = settings.group_rules()
         self._marks = marks
         self._reward = reward
+        self._any_age = any_age
         self._accepted = frozenset(settings.accept_runs)
 
     def judge(self, group: Group, version: int) -> DecidedGroup:
@@ -67,6 +70,8 @@ class Judge:
         return self._fresh(member, version)
 
     def _fresh(self, member: Trajectory, version: int) -> Judgement:
+        if self._any_age:
+            return TRAIN
         allowed = self._settings.max_age
         judgement = self._marks.judge(member, version, allowed, self._accepted)
         masks = self._settings.stale_tokens == "mask"

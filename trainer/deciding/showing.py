@@ -3,7 +3,8 @@
 from pool.metrics import show_lag
 from pool.trajectories import step_of
 from trainer import metrics
-from trainer.incarnation import Incarnation, now_ms
+from trainer.incarnation import Incarnation
+from trainer.life import now_ms
 
 
 def show_state(life: Incarnation) -> None:

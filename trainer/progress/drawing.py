@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from rich.text import Text
 
+from trainer.progress.report import Range
+
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -89,3 +91,9 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}:{rest:02d} min"
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} h"
+
+
+def range_words(range_: Range) -> str:
+    left = range_.seconds_left
+    ending = "" if left is None else f", {duration(left)} left"
+    return f"{range_.share:.0%} of the range{ending}"

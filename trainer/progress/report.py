@@ -18,6 +18,8 @@ Phase = Literal["recovering", "waiting", "training", "opening", "syncing", "chec
 
 OTHER = "other"
 """The phase of whatever no phase was told for."""
+UNKNOWN = -1.0
+"""The age of what other runs have made, where all of it is theirs."""
 STEPS_SHOWN = 120
 STEPS_SPLIT = 20
 """Steps over which the time split is taken: long enough to be calm, short enough to show a change."""
@@ -69,6 +71,19 @@ def alarm_name(sentence: str) -> str:
     return named[1] if named else "other"
 
 
+@dataclass(frozen=True, slots=True)
+class Range:
+    """How many offsets of a range are read, and how long the others will take."""
+
+    done: int
+    total: int
+    seconds_left: float | None = None
+
+    @property
+    def share(self) -> float:
+        return self.done / self.total if self.total else 1.0
+
+
 class Status:
     """Everything that can be shown. Whoever reads or writes it holds `lock`: the loop writes, a
     view reads from a thread of its own."""
@@ -81,6 +96,8 @@ class Status:
         self.ready = 0
         self.wanted = 0
         self.lag: int | None = None
+        self.range: Range | None = None
+        """Of a run that reads a range, which ends."""
         self.recovered = 0
         self.to_recover = 0
         self.engines_ok: Sequence[str] = ()
@@ -89,6 +106,8 @@ class Status:
         self.rewards: deque[float] = deque(maxlen=STEPS_SHOWN)
         self.alarms: deque[Alarm] = deque(maxlen=ALARMS_SHOWN)
         self.clock = clock
+        self._reading: tuple[int, float] | None = None
+        """Where this life began to read, and when."""
         self._phases: list[str] = [OTHER]
         self._splits: deque[defaultdict[str, float]] = deque(maxlen=STEPS_SPLIT)
         self._split: defaultdict[str, float] = defaultdict(float)
@@ -138,6 +157,15 @@ class Status:
     def timings(self) -> dict[str, float]:
         """Seconds by phase since the last step."""
         return dict(self._split)
+
+    def reached(self, done: int, total: int) -> None:
+        """So much of the range is read. It goes on as fast as it went since this life began to read."""
+        if self._reading is None:
+            self._reading = done, self.clock()
+        before, since = self._reading
+        spent = self.clock() - since
+        left = (total - done) * spent / (done - before) if done > before else None
+        self.range = Range(done, total, left)
 
     def step(self, report: Report) -> None:
         self.last = report

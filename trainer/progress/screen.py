@@ -14,11 +14,12 @@ from trainer.progress.drawing import (
     legend,
     meter,
     pairs,
+    range_words,
     sparkline,
     time_bar,
     time_split,
 )
-from trainer.progress.report import Alarm, Status
+from trainer.progress.report import UNKNOWN, Alarm, Status
 
 WIDEST = 120
 WIDEST_BAR = 60
@@ -76,6 +77,7 @@ class Screen:
     def _rows(self, width: int) -> Iterable[tuple[str, Text]]:
         status = self._status
         told = status.last.metrics if status.last else {}
+        age = told if told.get("age_mean", UNKNOWN) > UNKNOWN else {}
         yield "reward", self._reward(width)
         yield (
             "loss",
@@ -96,8 +98,8 @@ class Screen:
         yield (
             "age",
             pairs(
-                ("", told.get("age_mean"), "{:.1f} versions"),
-                ("max", told.get("age_max"), "{:.0f}"),
+                ("", age.get("age_mean"), "{:.1f} versions"),
+                ("max", age.get("age_max"), "{:.0f}"),
             ),
         )
         yield (
@@ -108,6 +110,10 @@ class Screen:
             ),
         )
         yield "queue", self._queue()
+        if status.range is not None:
+            words = range_words(status.range)
+            bar = meter(status.range.share, max(5, min(width - len(words) - 2, 40)))
+            yield "range", Text.assemble(bar, "  ", words)
         split = time_split(status.split())
         yield "time", time_bar(split, min(width, WIDEST_BAR))
         yield "", legend(split)

@@ -103,6 +103,11 @@ class Progress:
         metrics.ready_groups.set(ready)
         metrics.wanted_groups.set(wanted)
 
+    def reading(self, done: int, total: int) -> None:
+        """So many offsets of a range are read, which ends."""
+        with self._status.lock:
+            self._status.reached(done, total)
+
     def recovered(self, done: int, total: int) -> None:
         """So many of the Decisions after the checkpoint are trained again."""
         with self._status.lock:

@@ -13,8 +13,8 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.live import Live
 
-from trainer.progress.drawing import duration, time_split
-from trainer.progress.report import Report, Status
+from trainer.progress.drawing import duration, range_words, time_split
+from trainer.progress.report import UNKNOWN, Report, Status
 from trainer.progress.screen import Screen
 
 log = logging.getLogger("trainer")
@@ -64,6 +64,8 @@ class LogView:
         status = self._status
         if self._is_time(WAITING_TOLD):
             lag = "" if status.lag is None else f", lag {status.lag:,}"
+            if status.range is not None:
+                lag = f", {range_words(status.range)}"
             log.info(
                 "waiting for %s: %d of %d groups are ready%s",
                 duration(status.phase_seconds), status.ready, status.wanted, lag,
@@ -131,10 +133,12 @@ def step_words(status: Status, report: Report) -> Iterable[str]:
         yield f"loss {told['loss']:.4g}"
     if "grad_norm" in told:
         yield f"grad norm {told['grad_norm']:.3g}"
-    if "age_mean" in told:
+    if told.get("age_mean", UNKNOWN) > UNKNOWN:
         oldest = told.get("age_max", told["age_mean"])
         yield f"age {told['age_mean']:.1f} (max {oldest:.0f})"
-    if status.lag is not None:
+    if status.range is not None:
+        yield range_words(status.range)
+    elif status.lag is not None:
         yield f"lag {status.lag:,}"
     if "tokens_per_second" in told:
         yield f"{told['tokens_per_second']:,.0f} tokens/s"

@@ -164,3 +164,19 @@ def test_the_time_bar_is_as_wide_as_it_should_be() -> None:
 
 def test_durations() -> None:
     assert [duration(s) for s in (3.4, 75, 7384)] == ["3 s", "1:15 min", "2:03:04 h"]
+
+
+def test_a_range_has_a_bar_and_an_end(run: Run, lines: pytest.LogCaptureFixture) -> None:
+    run.progress.reading(100, 1000)
+    assert "10% of the range" in run.line("range") and "left" not in run.line("range")
+    run.clock.pass_(60)
+    run.progress.reading(400, 1000)
+    assert "━" in run.line("range") and "40% of the range, 2:00 min left" in run.line("range")
+    train(run, range(1, 2))
+    assert "40% of the range, 2:00 min left" in lines.messages[-1]
+    assert "lag" not in lines.messages[-1]
+
+
+def test_an_age_that_nobody_knows_is_not_told(run: Run, lines: pytest.LogCaptureFixture) -> None:
+    run.progress.stepped(step(1, age_mean=-1.0, age_max=-1.0))
+    assert "–" in run.line("age") and "age" not in lines.messages[-1]

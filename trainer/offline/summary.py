@@ -1,0 +1,68 @@
+"""What became of an offline run, from its ledger, for a person."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+from pool.connection import Connection
+from pool.ledger import trajectory_verdicts
+from pool.reader import open_topic
+from pool.topics import LEDGER
+from schemas import Decision, Outcome
+from trainer.progress.drawing import duration
+
+
+class Summary:
+    """Over all lives of the run."""
+
+    def __init__(self, connection: Connection, run: str) -> None:
+        self.groups: Counter[str] = Counter()
+        self.trajectories: Counter[str] = Counter()
+        self.version = 0
+        self.tokens = 0
+        asyncio.run(self._read(connection, run))
+
+    async def _read(self, connection: Connection, run: str) -> None:
+        codec = connection.codec()
+        seen: set[tuple[type, int]] = set()
+        async with open_topic(connection, LEDGER) as reader:
+            async for message in reader.read_all():
+                record = codec.decode(message.value)
+                if not isinstance(record, Decision | Outcome) or record.run != run:
+                    continue
+                if (name := (type(record), record.sequence)) not in seen:
+                    seen.add(name)
+                    self._add(record)
+
+    def _add(self, record: Decision | Outcome) -> None:
+        if isinstance(record, Outcome):
+            self.tokens += int(record.metrics.get("tokens", 0))
+            self.version = max(self.version, record.version)
+        else:
+            self.groups.update(group.verdict for group in record.groups)
+            self.trajectories.update(trajectory_verdicts(record))
+
+    def told(self, run: str, checkpoints: Path, read: tuple[int, int], seconds: float) -> str:
+        done, total = read
+        if done < total:
+            head = f"run {run} stopped after {done / total:.0%} of its range; started again, it goes on"
+        else:
+            head = f"run {run} has read its range"
+        lines = [
+            f"{head} ({duration(seconds)} this time)",
+            f"  groups        {_counts(self.groups)}",
+            f"  trajectories  {_counts(self.trajectories)}",
+            f"  tokens        {self.tokens:,} trained",
+            f"  version       {self.version}",
+        ]
+        if self.version:
+            lines += [
+                f"  checkpoint    {checkpoints / run}",
+                f"  to export it  steplog export --run {run} --checkpoints {checkpoints} --into FOLDER",
+            ]
+        return "\n".join(lines)
+
+
+def _counts(verdicts: Counter[str]) -> str:
+    ordered = sorted(verdicts.items(), key=lambda item: (item[0] != "train", -item[1], item[0]))
+    return ", ".join(f"{count:,} {verdict}" for verdict, count in ordered) or "none"
