@@ -55,11 +55,14 @@ class Work:
         )  # fmt: skip
 
     def decide(self, decision: Decision) -> None:
+        """What another run makes of a trajectory is not what its own waits for."""
+        named = [member.trajectory_uid for member in decision.others]
         for group in decision.groups:
             uids = self._prompts.get(group.prompt_uid, set())
-            self._leave_all([uid for uid in uids if _fell_out(self._known[uid], group)])
-            self._leave_all(member.trajectory_uid for member in group.members)
-        self._leave_all(member.trajectory_uid for member in decision.others)
+            named += [uid for uid in uids if _fell_out(self._known[uid], group)]
+            named += [member.trajectory_uid for member in group.members]
+        known = {uid: self._known[uid] for uid in named if uid in self._known}
+        self._leave_all(uid for uid, one in known.items() if one.run == decision.run)
 
     def open(self, version: PolicyVersion) -> None:
         marks = self._marks.setdefault(version.run, PolicyMarks(version.run))

@@ -121,7 +121,9 @@ async def _open_parts(
         written = TOPICS[topic].records
         await asyncio.to_thread(codec.prepare, settings.topic_name(topic), written)
     policy = Policy(settings.run)
-    admission = Admission(settings.max_groups, settings.group_size, settings.usable_share)
+    admission = Admission(
+        settings.run, settings.max_groups, settings.group_size, settings.usable_share
+    )
     rules = Rules(
         run=settings.run,
         gateway=uuid.uuid4().hex,

@@ -18,9 +18,11 @@ UNUSABLE = ("failed", "cancelled", "expired")
 
 
 class Admission:
-    """`limit` is (eta + 1) * B; None admits everything."""
+    """`limit` is (eta + 1) * B; None admits everything. Only the trainer of `run` is waited for: others
+    may read the same groups, at their own pace."""
 
-    def __init__(self, limit: int | None, group_size: int, share: float) -> None:
+    def __init__(self, run: str, limit: int | None, group_size: int, share: float) -> None:
+        self._run = run
         self._limit = limit
         self._group_size = group_size
         self._share = share
@@ -51,9 +53,9 @@ class Admission:
     def apply(self, record: Record) -> None:
         if self._limit is None:
             return
-        if isinstance(record, Registration):
+        if isinstance(record, Registration) and record.run == self._run:
             self._register(record)
-        elif isinstance(record, Decision):
+        elif isinstance(record, Decision) and record.run == self._run:
             self._decide(record)
 
     def _register(self, record: Registration) -> None:

@@ -29,7 +29,9 @@ def close(work: Work, uid: str, prompt: str = "p", **fields: Any) -> None:
     register(work, uid, prompt, **{"status": "completed", **fields})
 
 
-def decide(work: Work, *uids: str, prompt: str = "p", closed_at: int = 100) -> None:
+def decide(
+    work: Work, *uids: str, prompt: str = "p", closed_at: int = 100, run: str = "run"
+) -> None:
     members = [Member(trajectory_uid=uid, verdict="train") for uid in uids]
     group = DecidedGroup(
         prompt_uid=prompt,
@@ -39,7 +41,7 @@ def decide(work: Work, *uids: str, prompt: str = "p", closed_at: int = 100) -> N
         verdict="train",
         members=members,
     )
-    work.decide(Decision(run="run", incarnation=1, sequence=1, groups=[group]))
+    work.decide(Decision(run=run, incarnation=1, sequence=1, groups=[group]))
 
 
 def publish(work: Work, version: int, mark: int) -> None:
@@ -87,6 +89,15 @@ def test_a_decision_takes_the_group_away(work: Work) -> None:
         close(work, uid)
     decide(work, "a", "b")
     assert work.runs() == []
+
+
+def test_another_runs_decision_leaves_the_group_waiting(work: Work) -> None:
+    for uid in ("a", "b"):
+        register(work, uid)
+        close(work, uid)
+    before = work.runs()
+    decide(work, "a", "b", run="other")
+    assert work.runs() == before
 
 
 def test_a_member_that_was_of_no_use_leaves_with_its_group(work: Work) -> None:

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.state.admission import Admission
@@ -39,7 +40,7 @@ def left_over(*uids: str) -> Decision:
 
 
 def fold(*records: Record, limit: int | None = 2, size: int = 2, share: float = 0.5) -> Admission:
-    admission = Admission(limit, size, share)
+    admission = Admission("r", limit, size, share)
     for record in records:
         admission.apply(record)
     return admission
@@ -74,6 +75,9 @@ def fold(*records: Record, limit: int | None = 2, size: int = 2, share: float = 
         ([registered("a"), registered("b"), decided("a", "b"), closed("a"), closed("b")], 0),
         ([registered("a"), registered("b"), closed("a"), decided("a"), closed("b")], 1),
         ([registered("a"), left_over("a")], 0),
+        # Another run reads along.
+        ([registered("a"), msgspec.structs.replace(decided("a"), run="other")], 1),
+        ([msgspec.structs.replace(registered("a"), run="other")], 0),
         # The prompt comes back in the next epoch.
         ([registered("a"), decided("a"), registered("b")], 1),
         # Another prompt before the first call.
