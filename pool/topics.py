@@ -17,6 +17,7 @@ from pool.connection import MAX_MESSAGE_BYTES, Connection
 from pool.errors import BrokerUnavailable, Fatal, TopicMismatch
 from pool.troubles import Troubles
 from schemas import (
+    AtroposEvent,
     Decision,
     Feedback,
     Outcome,
@@ -34,6 +35,7 @@ REWARDED = "rewarded"
 POLICY = "policy"
 LEDGER = "ledger"
 TRAJECTORIES = "trajectories"
+ATROPOS = "atropos"
 DEAD_LETTERS = "dead-letters"
 
 DAY = 24 * 3600 * 1000
@@ -52,6 +54,8 @@ class Topic(NamedTuple):
     retention: int
     ordered: bool = False
     """One partition, because the records of a run are read as one sequence."""
+    optional: bool = False
+    """Only the service that writes it needs it: a cluster from before it goes on without."""
 
     def config(self) -> dict[str, str]:
         return {
@@ -67,6 +71,7 @@ TOPICS: Mapping[str, Topic] = {
     POLICY: Topic((PolicyVersion,), "delete", FOREVER, ordered=True),
     LEDGER: Topic((Decision, Outcome), "delete", FOREVER, ordered=True),
     TRAJECTORIES: Topic((Registration,), "compact,delete", 7 * DAY),
+    ATROPOS: Topic((AtroposEvent,), "delete", FOREVER, ordered=True, optional=True),
     DEAD_LETTERS: Topic((), "delete", 30 * DAY),
 }
 
@@ -200,17 +205,22 @@ def check_twin(found: Mapping[str, Found], connection: Connection, name: str) ->
     _check_same(found, connection, name)
 
 
-def check(connection: Connection) -> dict[str, Found]:
-    """Refuses a cluster on which groups would be split or records refused."""
+def check(connection: Connection, *needed: str) -> dict[str, Found]:
+    """Refuses a cluster on which groups would be split or records refused. `needed` are the optional
+    topics that it must have, too."""
     found = find(connection)
-    missing = [connection.topic_name(name) for name in TOPICS if name not in found]
+    missing = [
+        connection.topic_name(name)
+        for name, topic in TOPICS.items()
+        if name not in found and (name in needed or not topic.optional)
+    ]
     if missing:
         raise TopicMismatch(
             f"{', '.join(missing)} not found at {connection.bootstrap}; "
             "make what is missing with `steplog topics create`"
         )
     _check_same(found, connection, REWARDED)
-    _check_sizes(connection)
+    _check_sizes(connection, [name for name in TOPICS if name in found])
     return found
 
 
@@ -275,8 +285,8 @@ def _count(name: str, existing: Mapping[str, Found], partitions: int) -> int:
     return twin.partitions if twin else partitions
 
 
-def _check_sizes(connection: Connection) -> None:
-    resources = [ConfigResource(ResourceType.TOPIC, connection.topic_name(name)) for name in TOPICS]
+def _check_sizes(connection: Connection, names: Iterable[str]) -> None:
+    resources = [ConfigResource(ResourceType.TOPIC, connection.topic_name(name)) for name in names]
     admin = _admin(connection)
     for resource, future in admin.describe_configs(resources).items():
         try:

@@ -7,6 +7,7 @@ them into numbers where somebody needs numbers.
 
 from schemas.codec import Codec, SchemaError, UnknownSchema
 from schemas.records import (
+    AtroposEvent,
     DecidedGroup,
     Decision,
     Feedback,
@@ -27,6 +28,7 @@ from schemas.records import (
 )
 
 __all__ = [
+    "AtroposEvent",
     "Codec",
     "DecidedGroup",
     "Decision",

@@ -180,6 +180,18 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     distill_token_ids: Json | None = None
     distill_logprobs: Json | None = None
     created_at: int = 0
+    fingerprint: bytes | None = None
+    settled: int = 0
+
+
+class AtroposEvent(Record, frozen=True, kw_only=True):
+    schema_file = "atropos_event.avsc"
+
+    run: str
+    sequence: int
+    event: Json
+    settled: int = 0
+    created_at: int = 0
 
 
 class Registration(Record, frozen=True, kw_only=True):
@@ -282,6 +294,7 @@ RECORD_TYPES: tuple[type[Record], ...] = (
     Feedback,
     StepNote,
     ScoredGroup,
+    AtroposEvent,
     Registration,
     PolicyVersion,
     Decision,

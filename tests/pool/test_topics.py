@@ -11,7 +11,17 @@ from confluent_kafka.cimpl import NewTopic
 from pool import topics
 from pool.connection import MAX_MESSAGE_BYTES, Connection
 from pool.errors import BrokerUnavailable, Fatal, TopicMismatch
-from pool.topics import DEAD_LETTERS, LEDGER, POLICY, REWARDED, STEPS, TOPICS, TRAJECTORIES, Found
+from pool.topics import (
+    ATROPOS,
+    DEAD_LETTERS,
+    LEDGER,
+    POLICY,
+    REWARDED,
+    STEPS,
+    TOPICS,
+    TRAJECTORIES,
+    Found,
+)
 from tests.conftest import free_port
 
 pytestmark = pytest.mark.broker
@@ -51,6 +61,7 @@ def test_creating_makes_every_topic_and_checks_them(connection: Connection) -> N
         LEDGER: Found(1, 1),
         TRAJECTORIES: Found(5, 1),
         DEAD_LETTERS: Found(5, 1),
+        ATROPOS: Found(1, 1),
     }
 
 
@@ -81,6 +92,7 @@ def test_topics_are_kept_as_declared(connection: Connection) -> None:
         LEDGER: "delete",
         TRAJECTORIES: "compact,delete",
         DEAD_LETTERS: "delete",
+        ATROPOS: "delete",
     }
     assert {name: int(found["retention.ms"]) for name, found in kept.items()} == {
         STEPS: -1,
@@ -89,6 +101,7 @@ def test_topics_are_kept_as_declared(connection: Connection) -> None:
         LEDGER: -1,
         TRAJECTORIES: 7 * DAY,
         DEAD_LETTERS: 30 * DAY,
+        ATROPOS: -1,
     }
     assert {found["max.message.bytes"] for found in kept.values()} == {str(MAX_MESSAGE_BYTES)}
 
@@ -107,6 +120,14 @@ def test_a_check_names_what_is_missing(connection: Connection) -> None:
     missing = ", ".join(connection.topic_name(name) for name in (TRAJECTORIES, DEAD_LETTERS))
     with pytest.raises(TopicMismatch, match=rf"^{missing} not found .* `steplog topics create`$"):
         topics.check(connection)
+
+
+def test_a_topic_that_one_service_needs_is_asked_of_that_one_only(connection: Connection) -> None:
+    for name in TOPICS.keys() - {ATROPOS}:
+        make(connection, name, 1, {"max.message.bytes": str(MAX_MESSAGE_BYTES)})
+    assert ATROPOS not in topics.check(connection)
+    with pytest.raises(TopicMismatch, match=rf"^{connection.topic_name(ATROPOS)} not found "):
+        topics.check(connection, ATROPOS)
 
 
 def test_twins_with_different_partitions_are_refused(connection: Connection) -> None:

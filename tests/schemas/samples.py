@@ -1,6 +1,7 @@
 """Two records of every type: one with every field set, one with the required fields only."""
 
 from schemas import (
+    AtroposEvent,
     DecidedGroup,
     Decision,
     Feedback,
@@ -122,7 +123,10 @@ FULL: list[Record] = [
         distill_token_ids="[]",
         distill_logprobs="[]",
         created_at=1,
+        fingerprint=b"\x01",
+        settled=16,
     ),
+    AtroposEvent(run="run-1", sequence=18, event='{"kind":"reset"}', settled=17, created_at=1),
     Registration(
         trajectory_uid="trajectory-1",
         prompt_uid="prompt-1",
@@ -206,6 +210,7 @@ MINIMAL: list[Record] = [
     Feedback(feedback_id="f", trajectory_uid="t", prompt_uid="p", run="r", reward=0.0),
     StepNote(note_id="n", step_id="s", trajectory_uid="t", prompt_uid="p", run="r", delivered=True),
     ScoredGroup(group_uid="g", prompt_uid="p", run="r", sequence=0, tokens=[], masks=[], scores=[]),
+    AtroposEvent(run="r", sequence=0, event="{}"),
     Registration(
         trajectory_uid="t", prompt_uid="p", run="r", begins=Position(partition=0, offset=0)
     ),

@@ -258,7 +258,7 @@ def test_what_cannot_be_shown_is_one_sentence(connection: Connection) -> None:
     assert unknown.returncode == 2
     assert unknown.stderr == (
         "steplog: TOPIC cannot be used: there is no topic 'stops'; choose one of"
-        " steps, rewarded, policy, ledger, trajectories, dead-letters\n"
+        " steps, rewarded, policy, ledger, trajectories, atropos, dead-letters\n"
     )
     missing = steplog("cat", STEPS, *reaching(connection))
     assert missing.returncode == 1

@@ -1,0 +1,1 @@
+"""The Atropos rollout API on the log: environments post scored groups, a trainer pulls batches."""

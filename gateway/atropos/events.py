@@ -1,0 +1,138 @@
+"""What happens to the state besides groups, as it stands in the topic `atropos`.
+
+The state is the fold of these and of the ScoredGroups of the run in the order of their sequence
+numbers. An event says what was decided, never how: which groups a batch has stands in it.
+"""
+
+import msgspec
+
+LIFE_BITS = 32
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trainer registered."""
+
+    wandb_group: str
+    wandb_project: str
+    batch_size: int
+    max_token_len: int
+    checkpoint_dir: str
+    save_checkpoint_interval: int
+    starting_step: int
+    num_steps: int
+
+
+class Env(msgspec.Struct, kw_only=True):
+    """What an environment registered; its id is its place in the list of all of them."""
+
+    max_context_len: int
+    weight: float
+    desired_name: str
+    group_size: int
+    min_batch_allocation: float | None = None
+    real_name: str = ""
+    connected: bool = True
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
+    pass
+
+
+class Claimed(Event, frozen=True, kw_only=True):
+    """A server begins a life. Whoever served the run before stops when it reads this."""
+
+
+class Registered(Event, frozen=True, kw_only=True):
+    training: Training
+
+
+class Began(Event, frozen=True, kw_only=True):
+    """The trainer asked for its first batch."""
+
+
+class Joined(Event, frozen=True, kw_only=True):
+    env: Env
+
+
+class Left(Event, frozen=True, kw_only=True):
+    env_id: int
+
+
+class Resized(Event, frozen=True, kw_only=True):
+    """An environment's own groups in the queue are larger than it said."""
+
+    env_id: int
+    group_size: int
+
+
+class Formed(Event, frozen=True, kw_only=True):
+    """A batch is made; it is delivered until it is handed over."""
+
+    number: int
+    groups: list[int]
+
+
+class Handed(Event, frozen=True, kw_only=True):
+    number: int
+
+
+class Reset(Event, frozen=True, kw_only=True):
+    pass
+
+
+class Settled(Event, frozen=True, kw_only=True):
+    """Nothing but the record's `settled`: answers were sent, and no other record says so."""
+
+
+class Snapshot(Event, frozen=True, kw_only=True):
+    """The whole state, without the groups themselves, so that nobody reads what came before."""
+
+    applied: int
+    """The highest sequence number that is in it."""
+    training: Training | None
+    max_token_len: int
+    started: bool
+    step: int
+    batches: int
+    envs: list[Env]
+    queue: list[int]
+    buffers: dict[int, list[int]]
+    unhanded: dict[int, list[int]]
+    latest: int | None
+    floors: dict[int, int]
+    """By partition of `rewarded`: nothing that is needed lies below."""
+
+
+AnyEvent = (
+    Claimed
+    | Registered
+    | Began
+    | Joined
+    | Left
+    | Resized
+    | Formed
+    | Handed
+    | Reset
+    | Settled
+    | Snapshot
+)
+
+_decoder = msgspec.json.Decoder(AnyEvent)
+
+
+def decode_event(text: str) -> AnyEvent:
+    event: AnyEvent = _decoder.decode(text)
+    return event
+
+
+def encode_event(event: Event) -> str:
+    return msgspec.json.encode(event).decode()
+
+
+def life_of(sequence: int) -> int:
+    return sequence >> LIFE_BITS
+
+
+def first_of(life: int) -> int:
+    """Sequence numbers of a life follow this one: those of two servers are never mixed up."""
+    return life << LIFE_BITS

@@ -1,0 +1,59 @@
+"""What an environment is told when it asks how things are: by it, it starts and stops its workers."""
+
+import math
+from typing import Any, NamedTuple
+
+from gateway.atropos.events import Env
+from gateway.atropos.state import State
+
+LEAST_WEIGHT = 0.01
+
+
+class EnvStatus(NamedTuple):
+    answer: dict[str, Any]
+    group_size: int
+    """The environment's, if its groups in the queue are larger than it said."""
+
+
+def env_status(state: State, env_id: int) -> EnvStatus | None:
+    """None: there is no such environment."""
+    own = state.env(env_id)
+    if own is None:
+        return None
+    own_id = env_id % len(state.envs)
+    queue = state.queue
+    largest = max(1, queue.largest)
+    group_size = max(own.group_size, queue.largest_of(own_id))
+    own_sequences = queue.sequences[own_id]
+    available = _of_others(state, own_id, largest)
+    unit = max(1, group_size)
+    answer = {
+        "current_step": state.step,
+        "queue_size": (own_sequences + available) // unit,
+        "unallocated_fraction": 1.0 - min(1.0, sum(state.minimums().values())),
+        "self_queue_size": own_sequences // unit,
+        "max_group_size": largest,
+        "env_weight": _weight(state, own),
+    }
+    return EnvStatus(answer, group_size)
+
+
+def _of_others(state: State, own_id: int, largest: int) -> int:
+    """Sequences that others have beyond their own minimums, in whole packs."""
+    if largest == 1:
+        return 0
+    minimums = state.minimums()
+    available = 0
+    for env_id, sequences in state.queue.sequences.items():
+        if env_id != own_id:
+            share = 0.0 if env_id is None else minimums.get(env_id, 0.0)
+            packs = math.ceil(sequences / largest) * largest
+            available += max(0, packs - int(state.batch_size * share))
+    return available
+
+
+def _weight(state: State, own: Env) -> float:
+    total = sum(env.max_context_len * max(0.0, env.weight) for _, env in state.counted())
+    if total <= 0:
+        return 1.0 if own.weight > 0 else LEAST_WEIGHT
+    return max(LEAST_WEIGHT, own.max_context_len * own.weight / total)

@@ -1,0 +1,18 @@
+"""Groups of any size, without content."""
+
+from gateway.atropos.queue import Group, group_of
+from schemas import Position, ScoredGroup
+
+
+def group(sequence: int, size: int, env_id: int | None = None) -> Group:
+    record = ScoredGroup(
+        group_uid=f"g-{sequence}",
+        prompt_uid=f"p-{sequence}",
+        run="default",
+        sequence=sequence,
+        env_id=env_id,
+        tokens=[b""] * size,
+        masks=[b""] * size,
+        scores=[0.0] * size,
+    )
+    return group_of(record, Position(partition=sequence % 3, offset=sequence // 3))
