@@ -79,6 +79,17 @@ class Exchange:
         await self._start(status, [*headers, length])
         await self._send({"type": "http.response.body", "body": body})
 
+    async def deliver(self, status: int, body: bytes, headers: Headers = (JSON,)) -> bool:
+        """As `reply`; says whether the client was there until all was on its way. `watch` must have
+        begun before whatever was waited for."""
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [*headers, length])
+        await self.write(body)
+        await self.write(b"")  # returns when the connection has taken nearly all of it
+        here = self.stop_watching()
+        await self.end()
+        return here
+
     async def begin_events(self) -> None:
         await self._start(200, STREAM_HEADERS)
 
@@ -87,6 +98,12 @@ class Exchange:
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b""})
+
+    async def pass_on(self, message: Any) -> None:
+        """What another app sends as the answer."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status

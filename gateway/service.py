@@ -1,7 +1,6 @@
 """The gateway as a process: it answers /health at once, and everything else when its parts run."""
 
 import asyncio
-import gc
 import logging
 import uuid
 from collections.abc import AsyncIterator
@@ -25,8 +24,8 @@ from gateway.state.trajectories import Rules, Trajectories
 from pool import topics
 from pool.errors import BrokerUnavailable
 from pool.follower import Follower
-from pool.process import listen, start_logging
 from pool.tokenizer import hide_torch
+from pool.process import calm_the_collector, listen, start_logging
 from pool.topics import LEDGER, POLICY, STEPS, TOPICS, TRAJECTORIES
 
 log = logging.getLogger(__name__)
@@ -91,21 +90,13 @@ async def _run_once(settings: GatewaySettings, state: State) -> None:
     try:
         async with _open_parts(settings, state) as (gateway, tasks):
             state.gateway = gateway
-            _calm_the_collector()
+            calm_the_collector()
             log.info("ready for calls of run %s", settings.run)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
     finally:
         state.gateway = None
-
-
-def _calm_the_collector() -> None:
-    """What a call leaves behind goes by reference counts. Looking for cycles after every 700 new
-    objects, through all that was loaded at the start, took a tenth of the time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 50)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ a mistake is one sentence and nothing else. It stops on SIGTERM and SIGINT,
 after what is under way is finished. What it cannot do is one sentence for a person.
 """
 
+import gc
 import logging
 import re
 import signal
@@ -80,6 +81,14 @@ def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
         ) from error
     return listener
+
+
+def calm_the_collector() -> None:
+    """What a request leaves behind goes by reference counts. Looking for cycles after every 700 new
+    objects, through all that was loaded at the start, took a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 def stopped_by_signals() -> threading.Event:

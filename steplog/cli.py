@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from console.settings import LagSettings, MonitorSettings
+    from gateway.atropos.settings import AtroposSettings
     from gateway.settings import GatewaySettings
     from replay.settings import DeleteSettings, DiffSettings, ImportSettings, LineageSettings
     from replay.settings import ExportSettings as ReplayExportSettings
@@ -105,6 +106,12 @@ def gateway(settings: "GatewaySettings") -> int:
 
     service.serve(settings)
     return 0
+
+
+def atropos(settings: "AtroposSettings") -> int:
+    from gateway.atropos import service
+
+    return service.serve(settings)
 
 
 def reward(settings: "RewardSettings") -> int:
@@ -264,6 +271,7 @@ COMMANDS = [
     Command(("topics", "list"), "show what the cluster has of them", "topics", topics_list),
     Command(("topics", "check"), "refuse a cluster that does not fit", "topics", topics_check),
     Command(("gateway",), "serve agents, and record their calls", "gateway", gateway),
+    Command(("atropos",), "serve Atropos environments and trainers", "atropos", atropos),
     Command(("reward",), "score trajectories into the second topic", "reward", reward),
     Command(
         ("replay", "rescore"),

@@ -29,6 +29,7 @@ SERVICES = {
     "topics": "steplog.topics:TopicsSettings",
     "cat": "steplog.cat:CatSettings",
     "gateway": "gateway.settings:GatewaySettings",
+    "atropos": "gateway.atropos.settings:AtroposSettings",
     "key": "steplog.key:KeySettings",
     "reward": "reward.settings:RewardSettings",
     "replay-rescore": "reward.settings:RescoreSettings",

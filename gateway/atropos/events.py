@@ -41,6 +41,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str
 class Claimed(Event, frozen=True, kw_only=True):
     """A server begins a life. Whoever served the run before stops when it reads this."""
 
+    owner: str
+    """Names the process that starts servers one after another: it knows that the last one is over."""
+
 
 class Registered(Event, frozen=True, kw_only=True):
     training: Training
@@ -101,6 +104,8 @@ class Snapshot(Event, frozen=True, kw_only=True):
     latest: int | None
     floors: dict[int, int]
     """By partition of `rewarded`: nothing that is needed lies below."""
+    owner: str = ""
+    """As in the claim; empty when the server has stopped."""
 
 
 AnyEvent = (

@@ -1,0 +1,106 @@
+"""Which posts are retries of one that we have already.
+
+Stock clients send no key, and may post equal groups on purpose. So a post is a retry only if it equals
+one whose answer was not fully sent, and comes within ten seconds of that:
+
+* A post whose connection was gone when its answer was ready.
+* A post that the log has from an earlier life of the server, and of which no later record says that
+  its answer was sent. Every record says up to where answers were (`settled`), and when no other one
+  follows, an event says it: so these are the posts of the last moment before the server died. Their
+  ten seconds begin when the server is ready again, since clients may have waited for it.
+
+Each such post stands for one retry. A post that equals one which is still under way waits until it is
+known whether that one's answer arrived. The environment's id is part of what is compared.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+
+PATIENCE = 10.0
+"""Seconds. A stock client tries three times within three."""
+
+
+class Delivery:
+    """The answer to one group that was posted. `outcome` is whether it was sent."""
+
+    def __init__(self, fingerprint: bytes) -> None:
+        self.fingerprint = fingerprint
+        self.sequence: int | None = None
+        self.outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+
+class Retries:
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._under_way: dict[bytes, list[Delivery]] = {}
+        self._unsettled: dict[int, Delivery] = {}
+        """By sequence: in the log, and not known to be answered."""
+        self._unsent: dict[bytes, list[int]] = {}
+        """Sequences that a retry may come for."""
+
+    def begin(self, unknown: Iterable[tuple[int, bytes]]) -> None:
+        """Groups of an earlier life whose answers may not have been sent."""
+        for sequence, fingerprint in unknown:
+            delivery = Delivery(fingerprint)
+            delivery.sequence = sequence
+            self._unsettled[sequence] = delivery
+            self._leave_open(delivery)
+
+    async def recognise(self, fingerprints: Sequence[bytes]) -> list[Delivery]:
+        """For each group of a post: its delivery, with a sequence if the log has the group."""
+        distinct = set(fingerprints)
+        while running := [d.outcome for f in distinct for d in self._under_way.get(f, ())]:
+            await asyncio.wait(running)
+        return [self._deliver(fingerprint) for fingerprint in fingerprints]
+
+    def _deliver(self, fingerprint: bytes) -> Delivery:
+        delivery = Delivery(fingerprint)
+        if unsent := self._unsent.get(fingerprint):
+            delivery.sequence = unsent.pop(0)
+            self._unsettled[delivery.sequence] = delivery
+        self._under_way.setdefault(fingerprint, []).append(delivery)
+        return delivery
+
+    def number(self, delivery: Delivery, sequence: int) -> None:
+        """The group is written under this number."""
+        delivery.sequence = sequence
+        self._unsettled[sequence] = delivery
+
+    def forget(self, delivery: Delivery) -> None:
+        """The log did not take the group."""
+        assert delivery.sequence is not None
+        del self._unsettled[delivery.sequence]
+        delivery.sequence = None
+
+    def settle(self, deliveries: Collection[Delivery], sent: bool) -> None:
+        """The post was answered, or its client was gone."""
+        for delivery in deliveries:
+            running = self._under_way[delivery.fingerprint]
+            running.remove(delivery)
+            if not running:
+                del self._under_way[delivery.fingerprint]
+            if delivery.sequence is not None and not sent:
+                self._leave_open(delivery)
+            elif delivery.sequence is not None:
+                del self._unsettled[delivery.sequence]
+            delivery.outcome.set_result(sent)
+
+    def settled(self, last: int) -> int:
+        """Up to which sequence all is settled, when `last` is the newest."""
+        return min(self._unsettled) - 1 if self._unsettled else last
+
+    def _leave_open(self, delivery: Delivery) -> None:
+        assert delivery.sequence is not None
+        self._unsent.setdefault(delivery.fingerprint, []).append(delivery.sequence)
+        self._loop.call_later(PATIENCE, self._give_up, delivery)
+
+    def _give_up(self, delivery: Delivery) -> None:
+        """Nobody came for it; a retry that has begun meanwhile has a delivery of its own."""
+        assert delivery.sequence is not None
+        if self._unsettled.get(delivery.sequence) is not delivery:
+            return
+        del self._unsettled[delivery.sequence]
+        unsent = self._unsent[delivery.fingerprint]
+        unsent.remove(delivery.sequence)
+        if not unsent:
+            del self._unsent[delivery.fingerprint]

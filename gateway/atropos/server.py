@@ -1,0 +1,182 @@
+"""What each route does to the state, and when its answer may be given.
+
+An answer is given when the log has what it says. A batch is being sent from when it is formed until
+its last byte is on its way and the log knows it: only if its response breaks off, or the server dies
+before, it is sent again.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from gateway.atropos import metrics
+from gateway.atropos.events import (
+    Began,
+    Env,
+    Handed,
+    Joined,
+    Left,
+    Registered,
+    Reset,
+    Resized,
+    Settled,
+    Training,
+)
+from gateway.atropos.log import Log
+from gateway.atropos.polling import env_status
+from gateway.atropos.queue import Group
+from gateway.atropos.retries import Delivery, Retries
+from gateway.atropos.state import State
+from gateway.atropos.wire import Posted
+
+NOT_REGISTERED = {
+    "status": "error",
+    "message": "Trainer not registered. Call /register first.",
+    "batch": [],
+}
+WAIT = {"status": "wait for trainer to start"}
+TELL_AFTER = 0.1
+"""Seconds without a record until an event says which answers were sent."""
+
+
+class Server:
+    def __init__(self, state: State, retries: Retries, log: Log, silent_after_s: float) -> None:
+        self.state = state
+        self.retries = retries
+        self.log = log
+        self._silent_after = silent_after_s
+        self._heard: dict[int, float] = {}
+        self._began = time.monotonic()
+        self._forming = asyncio.Lock()
+        self._being_sent: set[int] = set()
+
+    async def register(self, training: Training) -> None:
+        if self.state.training is None:
+            await self.log.happen(Registered(training=training), lambda: None)
+
+    async def register_env(self, env: Env) -> dict[str, Any]:
+        if self.state.started:
+            return await self.log.happen(Joined(env=env), self._joined)
+        return WAIT
+
+    def _joined(self) -> dict[str, Any]:
+        """What the environment is told that registered last."""
+        training = self.state.training
+        if training is None or not self.state.envs:
+            return WAIT
+        env_id = len(self.state.envs) - 1
+        self._hear(env_id)
+        return {
+            "status": "success",
+            "env_id": env_id,
+            "wandb_name": self.state.envs[env_id].real_name,
+            "checkpoint_dir": training.checkpoint_dir,
+            "starting_step": self.state.step,
+            "checkpoint_interval": training.save_checkpoint_interval,
+            "num_steps": training.num_steps,
+        }
+
+    async def disconnect_env(self, env_id: int) -> dict[str, Any]:
+        if self.state.env(env_id) is None:
+            return {"status": "failure", "error": f"no environment has the id {env_id}"}
+        await self.log.happen(Left(env_id=env_id), lambda: None)
+        return {"status": "success"}
+
+    async def status_env(self, env_id: int) -> dict[str, Any] | None:
+        """None: there is no such environment."""
+        self._hear(env_id)
+        self._look_for_silence()
+        found = env_status(self.state, env_id)
+        if found is None:
+            return None
+        if found.group_size > self.state.envs[env_id].group_size:
+            event = Resized(env_id=env_id, group_size=found.group_size)
+            await self.log.happen(event, lambda: None)
+        return found.answer
+
+    async def post(
+        self, groups: Sequence[Posted], deliveries: Sequence[Delivery]
+    ) -> list[int | None]:
+        """Takes groups in, without those that the log has already; for each, the size of its buffer
+        or None."""
+        if len(groups) == 1:
+            return [await self._take_in(groups[0], deliveries[0])]
+        return await asyncio.gather(*map(self._take_in, groups, deliveries))
+
+    async def _take_in(self, posted: Posted, delivery: Delivery) -> int | None:
+        env_id: int | None = posted.content["env_id"]
+        if env_id is not None:
+            self._hear(env_id)
+        if delivery.sequence is not None:
+            metrics.retries.inc()
+            return self._as_answered(posted, env_id)
+        buffered = await self.log.post(posted, delivery)
+        metrics.groups.inc()
+        metrics.sequences.inc(len(posted.content["tokens"]))
+        return buffered
+
+    def _as_answered(self, posted: Posted, env_id: int | None) -> int | None:
+        """What a group that is here already would be told."""
+        env = None if env_id is None else self.state.env(env_id)
+        if env is None or env_id is None or env.group_size == len(posted.content["tokens"]):
+            return None
+        buffer = self.state.buffers.get(env_id)
+        return buffer.sequences if buffer else 0
+
+    async def batch(self) -> tuple[int, list[Group]] | None:
+        """A batch that nobody else is being sent, and its number: to be given to `handed`."""
+        async with self._forming:
+            if not self.state.started:
+                await self.log.happen(Began(), lambda: None)
+            if self._next_unsent() is None:
+                self._look_for_silence()
+                if formed := self.state.next_batch():
+                    await self.log.happen(formed, lambda: None)
+            number = self._next_unsent()
+            if number is None:
+                return None
+            self._being_sent.add(number)
+            return number, self.state.unhanded[number]
+
+    def _next_unsent(self) -> int | None:
+        return next((n for n in self.state.unhanded if n not in self._being_sent), None)
+
+    async def handed(self, number: int, sent: bool) -> None:
+        try:
+            if sent:
+                await self.log.happen(Handed(number=number), lambda: None)
+                metrics.batches.inc()
+            else:
+                metrics.broken_off.inc()
+        finally:
+            self._being_sent.discard(number)
+
+    async def reset(self) -> None:
+        await self.log.happen(Reset(), self._heard.clear)
+
+    def _hear(self, env_id: int) -> None:
+        if 0 <= env_id < len(self.state.envs):
+            self._heard[env_id] = time.monotonic()
+
+    def _look_for_silence(self) -> None:
+        """Who has been silent for long is taken to be gone, until it is heard again."""
+        now = time.monotonic()
+        self.state.silent = frozenset(
+            env_id
+            for env_id in range(len(self.state.envs))
+            if now - self._heard.get(env_id, self._began) > self._silent_after
+        )
+
+    async def tell_for_ever(self) -> None:
+        """Sees to it that the log knows which answers were sent, also when nothing else is written."""
+        while True:
+            await asyncio.sleep(TELL_AFTER)
+            if not self.log.tells_all:
+                await self.log.happen(Settled(), lambda: None)
+
+    async def stop(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self.log.write_snapshot(stopped=True)

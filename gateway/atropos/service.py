@@ -1,0 +1,176 @@
+"""The Atropos server as a process: a keeper of the socket, and the server behind it."""
+
+import asyncio
+import logging
+import socket
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+import uvloop
+
+from gateway.atropos import metrics
+from gateway.atropos.app import make_app
+from gateway.atropos.keeper import keep
+from gateway.atropos.log import Log
+from gateway.atropos.rebuild import Rebuild, Rebuilt
+from gateway.atropos.retries import Retries
+from gateway.atropos.routes import Gate
+from gateway.atropos.server import Server
+from gateway.atropos.settings import AtroposSettings
+from pool import topics
+from pool.errors import BrokerUnavailable, Fatal
+from pool.process import calm_the_collector, listen, start_logging
+from pool.producer import Producer
+from pool.reader import open_topic
+from pool.topics import ATROPOS, REWARDED, TOPICS
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+"""Connections that wait while no server is there."""
+KEEP_ALIVE = 75
+LINGER_MS = 1
+RETRY_AFTER = 1.0
+STALLED_AFTER = 3.0
+"""Seconds that a record waits for its acknowledgement until we say that we are not ready."""
+
+
+def serve(settings: AtroposSettings) -> int:
+    """Runs until SIGTERM or Ctrl-C; gives an exit code when it cannot."""
+    owner = uuid.uuid4().hex
+    with listen(settings.host, settings.port) as listener:
+        listener.listen(BACKLOG)
+        start_logging("atropos", settings)
+        log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+
+        def serve_once(alive: int) -> None:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_serve(settings, listener, alive, owner))
+
+        return keep(serve_once)
+
+
+async def _serve(
+    settings: AtroposSettings, listener: socket.socket, alive: int, owner: str
+) -> None:
+    gate = Gate()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            make_app(gate, settings.max_body_bytes),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=settings.drain_s,
+            lifespan="off",
+            proxy_headers=False,
+            http="httptools",
+            ws="none",
+            backlog=BACKLOG,
+        )
+    )
+
+    def orphaned() -> None:
+        asyncio.get_running_loop().remove_reader(alive)
+        server.should_exit = True
+
+    asyncio.get_running_loop().add_reader(alive, orphaned)
+    parts = asyncio.create_task(_run_parts(settings, gate, server, owner), name="parts")
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        parts.cancel()
+        ended = await asyncio.gather(parts, return_exceptions=True)
+    if isinstance(ended[0], Exception):
+        raise ended[0]
+
+
+async def _run_parts(
+    settings: AtroposSettings, gate: Gate, server: uvicorn.Server, owner: str
+) -> None:
+    """Keeps the parts running until cancelled; ends the server when they cannot go on."""
+    try:
+        while True:
+            try:
+                async with _open_parts(settings, gate, owner) as tasks:
+                    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
+            except (
+                BrokerUnavailable
+            ) as error:  # only before it is ready: later, records are sent again
+                log.warning("waiting: %s", error)
+                await asyncio.sleep(RETRY_AFTER)
+    except Exception:
+        server.should_exit = True
+        raise
+
+
+@asynccontextmanager
+async def _open_parts(
+    settings: AtroposSettings, gate: Gate, owner: str
+) -> AsyncIterator[list["asyncio.Task[None]"]]:
+    gate.problem = lambda: f"waiting for Kafka at {settings.bootstrap}"
+    await asyncio.to_thread(topics.check, settings, ATROPOS)
+    codec = settings.codec()
+    for topic in (REWARDED, ATROPOS):
+        name = settings.topic_name(topic)
+        await asyncio.to_thread(codec.prepare, name, TOPICS[topic].records)
+    async with (
+        open_topic(settings, ATROPOS) as events,
+        open_topic(settings, REWARDED) as rewarded,
+        Producer(settings, codec, linger_ms=LINGER_MS) as producer,
+    ):
+        rebuild = Rebuild(events, rewarded, producer, codec, settings.run)
+        gate.problem = lambda: rebuild.progress
+        rebuilt = await rebuild.run(owner)
+        retries = Retries()
+        written = Log(producer, settings.run, owner, rebuilt.state, retries)
+        await written.write_snapshot()
+        retries.begin(rebuilt.unknown)
+        server = Server(rebuilt.state, retries, written, settings.silent_after_s)
+        _show(server)
+        calm_the_collector()
+        gate.open(server, lambda: _problem(written))
+        log.info("ready for environments and trainers of run %s", settings.run)
+        tasks = [
+            asyncio.create_task(_watch(rebuild, rebuilt), name="watch for another server"),
+            asyncio.create_task(server.tell_for_ever(), name="tell what was answered"),
+            asyncio.create_task(written.ended(), name="producer"),
+        ]
+        try:
+            yield tasks
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            if not any(isinstance(one, Fatal) for one in ended):
+                await server.stop()
+
+
+async def _watch(rebuild: Rebuild, rebuilt: Rebuilt) -> None:
+    while True:
+        try:
+            await rebuild.watch(rebuilt)
+        except BrokerUnavailable as error:
+            log.warning("watching is interrupted: %s", error)
+            await asyncio.sleep(RETRY_AFTER)
+
+
+def _problem(written: Log) -> str | None:
+    if written.stalled_s > STALLED_AFTER:
+        return f"Kafka has not acknowledged a record for {written.stalled_s:.0f} s"
+    return None
+
+
+def _show(server: Server) -> None:
+    state = server.state
+    metrics.queue_groups.set_function(lambda: len(state.queue))
+    metrics.buffered_groups.set_function(
+        lambda: sum(len(buffer.groups) for buffer in state.buffers.values())
+    )
+    metrics.environments.set_function(lambda: len(list(state.counted())))
+    metrics.step.set_function(lambda: state.step)

@@ -1,0 +1,37 @@
+"""The settings of the Atropos server."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from pool.connection import Connection
+from pool.process import check_address
+
+
+class AtroposSettings(Connection):
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, lt=65536, description="port to listen on")
+    run: str = Field("default", description="the training run that groups belong to")
+    max_body_bytes: int = Field(
+        64 * 1024 * 1024, gt=0, description="largest request body, also when inflated"
+    )
+    silent_after_s: float = Field(
+        60,
+        gt=0,
+        description="seconds after which an environment that is not heard of counts no more in "
+        "weights and minimums",
+    )
+    drain_s: int = Field(10, gt=0, description="seconds that running requests get on SIGTERM")
+    insecure: bool = Field(
+        False, description="listen beyond loopback; stock clients send no key, so anybody can post"
+    )
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
+        check_address(
+            self.host,
+            self.insecure,
+            "lets anybody who reaches it post groups and take batches; give --insecure if that is "
+            "meant",
+        )
+        return self
