@@ -13,7 +13,9 @@ import signal
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pool.errors import PoolError
 
@@ -27,16 +29,27 @@ CRASHED = 70
 """Exit codes: a sentence for a person was said; or a mistake of ours, which is tried again."""
 
 
-def keep(serve: Callable[[int], None]) -> int:
-    """Runs `serve` in a child for as long as it is killed; gives its exit code. `serve` is given a
-    file that ends when this process does."""
-    alive, ours = os.pipe()
+class Life(NamedTuple):
+    """What a server knows of its keeper."""
+
+    owner: str
+    """The keeper's name: if the last server was its, that one is over."""
+    keeper: int
+    """A file that ends when the keeper does."""
+    is_first: bool
+
+
+def keep(serve: Callable[[Life], None]) -> int:
+    """Runs `serve` in a child for as long as it is killed; gives its exit code."""
+    theirs, ours = os.pipe()
+    life = Life(uuid.uuid4().hex, theirs, True)
     while True:
         began = time.monotonic()
         child = os.fork()
         if child == 0:
             os.close(ours)
-            _be_child(serve, alive)
+            _be_child(serve, life)
+        life = life._replace(is_first=False)
         code = _outlive(child)
         if code is not None and code != CRASHED:
             return code
@@ -45,11 +58,11 @@ def keep(serve: Callable[[int], None]) -> int:
             time.sleep(PAUSE)
 
 
-def _be_child(serve: Callable[[int], None], alive: int) -> None:
+def _be_child(serve: Callable[[Life], None], life: Life) -> None:
     """Never returns."""
     code = CRASHED
     try:
-        serve(alive)
+        serve(life)
         code = 0
     except KeyboardInterrupt:
         code = 0

@@ -3,16 +3,16 @@
 import asyncio
 import logging
 import socket
-import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import uvicorn
 import uvloop
 
 from gateway.atropos import metrics
 from gateway.atropos.app import make_app
-from gateway.atropos.keeper import keep
+from gateway.atropos.keeper import Life, keep
 from gateway.atropos.log import Log
 from gateway.atropos.rebuild import Rebuild, Rebuilt
 from gateway.atropos.retries import Retries
@@ -23,7 +23,7 @@ from pool import topics
 from pool.errors import BrokerUnavailable, Fatal
 from pool.process import calm_the_collector, listen, start_logging
 from pool.producer import Producer
-from pool.reader import open_topic
+from pool.reader import Reader, open_topic
 from pool.topics import ATROPOS, REWARDED, TOPICS
 
 log = logging.getLogger(__name__)
@@ -39,26 +39,28 @@ STALLED_AFTER = 3.0
 
 def serve(settings: AtroposSettings) -> int:
     """Runs until SIGTERM or Ctrl-C; gives an exit code when it cannot."""
-    owner = uuid.uuid4().hex
     with listen(settings.host, settings.port) as listener:
         listener.listen(BACKLOG)
         start_logging("atropos", settings)
         log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+        # Made once, before any server is: it takes longer than all that a server does to begin.
+        gate = Gate()
+        app = make_app(gate, settings.max_body_bytes)
+        calm_the_collector()
 
-        def serve_once(alive: int) -> None:
+        def serve_once(life: Life) -> None:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_serve(settings, listener, alive, owner))
+                runner.run(_serve(settings, listener, gate, app, life))
 
         return keep(serve_once)
 
 
 async def _serve(
-    settings: AtroposSettings, listener: socket.socket, alive: int, owner: str
+    settings: AtroposSettings, listener: socket.socket, gate: Gate, app: Any, life: Life
 ) -> None:
-    gate = Gate()
     server = uvicorn.Server(
         uvicorn.Config(
-            make_app(gate, settings.max_body_bytes),
+            app,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -74,11 +76,11 @@ async def _serve(
     )
 
     def orphaned() -> None:
-        asyncio.get_running_loop().remove_reader(alive)
+        asyncio.get_running_loop().remove_reader(life.keeper)
         server.should_exit = True
 
-    asyncio.get_running_loop().add_reader(alive, orphaned)
-    parts = asyncio.create_task(_run_parts(settings, gate, server, owner), name="parts")
+    asyncio.get_running_loop().add_reader(life.keeper, orphaned)
+    parts = asyncio.create_task(_run_parts(settings, gate, server, life), name="parts")
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -89,13 +91,13 @@ async def _serve(
 
 
 async def _run_parts(
-    settings: AtroposSettings, gate: Gate, server: uvicorn.Server, owner: str
+    settings: AtroposSettings, gate: Gate, server: uvicorn.Server, life: Life
 ) -> None:
     """Keeps the parts running until cancelled; ends the server when they cannot go on."""
     try:
         while True:
             try:
-                async with _open_parts(settings, gate, owner) as tasks:
+                async with _open_parts(settings, gate, life) as tasks:
                     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         task.result()
@@ -111,29 +113,28 @@ async def _run_parts(
 
 @asynccontextmanager
 async def _open_parts(
-    settings: AtroposSettings, gate: Gate, owner: str
+    settings: AtroposSettings, gate: Gate, life: Life
 ) -> AsyncIterator[list["asyncio.Task[None]"]]:
     gate.problem = lambda: f"waiting for Kafka at {settings.bootstrap}"
-    await asyncio.to_thread(topics.check, settings, ATROPOS)
+    if life.is_first:
+        await asyncio.to_thread(topics.check, settings, ATROPOS)
     codec = settings.codec()
     for topic in (REWARDED, ATROPOS):
         name = settings.topic_name(topic)
         await asyncio.to_thread(codec.prepare, name, TOPICS[topic].records)
     async with (
-        open_topic(settings, ATROPOS) as events,
-        open_topic(settings, REWARDED) as rewarded,
         Producer(settings, codec, linger_ms=LINGER_MS) as producer,
+        _open_topics(settings, ATROPOS, REWARDED) as (events, rewarded),
     ):
         rebuild = Rebuild(events, rewarded, producer, codec, settings.run)
         gate.problem = lambda: rebuild.progress
-        rebuilt = await rebuild.run(owner)
+        rebuilt = await rebuild.run(life.owner)
         retries = Retries()
-        written = Log(producer, settings.run, owner, rebuilt.state, retries)
+        written = Log(producer, settings.run, life.owner, rebuilt.state, retries)
         await written.write_snapshot()
         retries.begin(rebuilt.unknown)
         server = Server(rebuilt.state, retries, written, settings.silent_after_s)
         _show(server)
-        calm_the_collector()
         gate.open(server, lambda: _problem(written))
         log.info("ready for environments and trainers of run %s", settings.run)
         tasks = [
@@ -149,6 +150,14 @@ async def _open_parts(
             ended = await asyncio.gather(*tasks, return_exceptions=True)
             if not any(isinstance(one, Fatal) for one in ended):
                 await server.stop()
+
+
+@asynccontextmanager
+async def _open_topics(settings: AtroposSettings, *names: str) -> AsyncIterator[list[Reader]]:
+    """All at the same time."""
+    async with AsyncExitStack() as stack:
+        opening = (stack.enter_async_context(open_topic(settings, name)) for name in names)
+        yield await asyncio.gather(*opening)
 
 
 async def _watch(rebuild: Rebuild, rebuilt: Rebuilt) -> None:
