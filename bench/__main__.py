@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import consume, memory, produce, replay, rewards, size
+from bench import atropos, consume, memory, produce, replay, rewards, size
 from bench.gateway import run as gateway
 from pool.connection import Connection
 from steplog import local_kafka
@@ -31,6 +31,7 @@ def training(_: Connection) -> None:
 PARTS = {
     "log": log,
     "gateway": gateway.run,
+    "atropos": atropos.run,
     "reward": rewards.run,
     "training": training,
     "replay": replay.run,

@@ -88,7 +88,7 @@ def test_all_fourteen_fields_come_back_as_they_were(atropos: RunningAtropos) -> 
     first, second = atropos.get("/batch")["batch"]
     assert list(first) == list(second) == KEYS
     assert json.dumps(first) == json.dumps(FULL)
-    assert second == {name: None for name in KEYS} | absent
+    assert second == dict.fromkeys(KEYS) | absent
     assert atropos.get("/latest_example") == second
 
 
@@ -217,7 +217,9 @@ def test_large_answers_are_compressed_when_that_is_asked_for(atropos: RunningAtr
         assert len(reply.body["batch"]) == 1
         assert reply.headers.get("content-encoding") == ("gzip" if headers else None)
         assert "Accept-Encoding" in reply.headers["vary"]
-    assert atropos.ask("GET", "/latest_example", None, accepts).headers["content-encoding"] == "gzip"
+    assert (
+        atropos.ask("GET", "/latest_example", None, accepts).headers["content-encoding"] == "gzip"
+    )
     assert "content-encoding" not in atropos.ask("GET", "/info", None, accepts).headers
     assert "content-encoding" not in atropos.ask("GET", "/batch", None, accepts).headers
 

@@ -1,0 +1,214 @@
+"""The Atropos API beside Atropos' own server, in the same run: posts, batches and polls.
+
+Its server is `run-api` of atroposlib, which the extra `peers` installs. Posts come from eight clients
+that keep their connections; what counts is the server's processor time, since the machine is shared
+with the clients.
+"""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import psutil
+
+from pool import topics
+from pool.connection import Connection
+from tests.conftest import free_port
+from tests.gateway.atropos.running import ENV, TRAINING, running_atropos
+
+CLIENTS = 8
+POST_SHAPES = {(4, 64): 400, (8, 512): 80, (8, 2048): 32}
+"""Sequences and tokens of a group, and how many are posted."""
+DEPTHS = (0, 1_000, 10_000)
+POLLS = 100
+LONGEST_S = 60
+"""Of a request: beyond it, a side is given up."""
+VOCABULARY = 150_000
+
+
+class Side(NamedTuple):
+    name: str
+    url: str
+    pid: int
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of processor time, with all processes that serve."""
+        root = psutil.Process(self.pid)
+        used = [p.cpu_times() for p in (root, *root.children(recursive=True))]
+        return float(sum(times.user + times.system for times in used))
+
+
+class Spent(NamedTuple):
+    seconds: float
+    cpu: float
+    count: int = 1
+
+
+def run(connection: Connection) -> None:
+    topics.create(connection)
+    with running_atropos(connection) as ours, _their_server() as theirs:
+        sides = [
+            Side("atroposlib", theirs[0], theirs[1]),
+            Side("steplog", ours.url, ours.process.pid),
+        ]
+        asyncio.run(_compare(sides))
+
+
+@contextmanager
+def _their_server() -> Iterator[tuple[str, int]]:
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("run-api")), "--port", str(port)]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            yield f"http://127.0.0.1:{port}", process.pid
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def _compare(sides: list[Side]) -> None:
+    limit = aiohttp.ClientTimeout(total=LONGEST_S)
+    async with aiohttp.ClientSession(timeout=limit) as session:
+        for side in sides:
+            await _until_up(session, side)
+        print("\nPOST /scored_data, tokens + masks + logprobs, 8 clients")
+        for (size, tokens), count in POST_SHAPES.items():
+            body = _body(size, tokens)
+            await _show(
+                f"{size} x {tokens} tokens, {len(body) / 1000:.0f} kB",
+                sides,
+                lambda side, body=body, count=count: _posts(session, side, body, count),  # type: ignore[misc]
+            )
+        print("\nGET /batch, 64 sequences of 2,048 tokens, already formed")
+        for encoding in ("identity", "gzip"):
+            await _show(
+                encoding,
+                sides,
+                lambda side, encoding=encoding: _ready_batch(session, side, encoding),  # type: ignore[misc]
+            )
+        for share in (None, 0.25):
+            print(f"\nBy queue length, groups of 8 x 64, minimum allocation {share}")
+            for depth in DEPTHS:
+                await _by_depth(session, sides, depth, share)
+
+
+async def _until_up(session: aiohttp.ClientSession, side: Side) -> None:
+    deadline = time.monotonic() + LONGEST_S
+    while time.monotonic() < deadline:
+        try:
+            async with session.get(f"{side.url}/info"):
+                return
+        except aiohttp.ClientError:
+            await asyncio.sleep(0.1)
+    raise SystemExit(f"{side.name} does not answer")
+
+
+def _body(size: int, tokens: int, env_id: int | None = None) -> bytes:
+    rng = random.Random(size * tokens)
+    ids = [[rng.randrange(VOCABULARY) for _ in range(tokens)] for _ in range(size)]
+    logprobs = [[round(-3 * rng.random(), 6) for _ in range(tokens)] for _ in range(size)]
+    group = {"tokens": ids, "masks": ids, "scores": [1.0] * size, "inference_logprobs": logprobs}
+    return json.dumps(group | {"env_id": env_id}).encode()
+
+
+async def _show(what: str, sides: list[Side], work: Callable[[Side], Awaitable[Spent]]) -> None:
+    spent = [await work(side) for side in sides]
+    for side, one in zip(sides, spent, strict=True):
+        cpu, wall = one.cpu / one.count * 1e3, one.seconds / one.count * 1e3
+        print(f"  {what:<34} {side.name:<11} {cpu:>9.2f} ms CPU {wall:>10.2f} ms")
+    theirs, ours = spent
+    print(f"  {'':<34} {'ratio':<11} {theirs.cpu / max(ours.cpu, 1e-3):>8.1f} ×      "
+          f"{theirs.seconds / ours.seconds:>9.1f} ×")  # fmt: skip
+
+
+async def _spend(side: Side, work: Awaitable[Any], count: int = 1) -> Spent:
+    cpu, began = side.cpu, time.perf_counter()
+    await work
+    return Spent(time.perf_counter() - began, side.cpu - cpu, count)
+
+
+async def _post(session: aiohttp.ClientSession, side: Side, path: str, body: bytes) -> Any:
+    headers = {"content-type": "application/json"}
+    async with session.post(side.url + path, data=body, headers=headers) as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+async def _get(session: aiohttp.ClientSession, side: Side, path: str, **options: Any) -> bytes:
+    async with session.get(side.url + path, **options) as response:
+        assert response.status == 200, await response.text()
+        return await response.read()
+
+
+async def _begin(
+    session: aiohttp.ClientSession, side: Side, batch_size: int, share: float | None = None
+) -> None:
+    await _get(session, side, "/reset_data")
+    training = json.dumps(TRAINING | {"batch_size": batch_size, "max_token_len": 4096})
+    await _post(session, side, "/register", training.encode())
+    await _get(session, side, "/batch")
+    env = json.dumps(ENV | {"group_size": 8, "min_batch_allocation": share})
+    for _ in range(2):
+        await _post(session, side, "/register-env", env.encode())
+
+
+async def _fill(session: aiohttp.ClientSession, side: Side, body: bytes, count: int) -> None:
+    async def client(share: int) -> None:
+        for _ in range(share):
+            await _post(session, side, "/scored_data", body)
+
+    await asyncio.gather(*(client(count // CLIENTS) for _ in range(CLIENTS)))
+
+
+async def _posts(session: aiohttp.ClientSession, side: Side, body: bytes, count: int) -> Spent:
+    await _begin(session, side, 1_000_000)
+    await _fill(session, side, body, CLIENTS)
+    return await _spend(side, _fill(session, side, body, count), count)
+
+
+async def _ready_batch(session: aiohttp.ClientSession, side: Side, encoding: str) -> Spent:
+    """The second of two that are formed at once."""
+    await _begin(session, side, 64)
+    await _fill(session, side, _body(8, 2048), 16)
+    headers = {"accept-encoding": encoding}
+    await _get(session, side, "/batch", headers=headers)
+    return await _spend(side, _get(session, side, "/batch", headers=headers))
+
+
+async def _by_depth(
+    session: aiohttp.ClientSession, sides: list[Side], depth: int, share: float | None
+) -> None:
+    for side in sides:
+        await _begin(session, side, 64, share)
+        for env_id in (0, 1):
+            listed = b"[" + b",".join([_body(8, 64, env_id)] * 50) + b"]"
+            for _ in range(depth // 100):
+                await _post(session, side, "/scored_data_list", listed)
+
+    async def polls(side: Side) -> Spent:
+        async def poll() -> None:
+            for _ in range(POLLS):
+                await _get(session, side, "/status-env", json={"env_id": 0})
+
+        return await _spend(side, poll(), POLLS)
+
+    async def first_batch(side: Side) -> Spent:
+        try:
+            return await _spend(side, _get(session, side, "/batch"))
+        except TimeoutError:
+            print(f"  {side.name} has not answered /batch within {LONGEST_S} s")
+            return Spent(LONGEST_S, LONGEST_S)
+
+    await _show(f"poll, {depth:,} groups", sides, polls)
+    await _show(f"first /batch, {depth:,} groups", sides, first_batch)
