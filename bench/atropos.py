@@ -51,7 +51,7 @@ class Side(NamedTuple):
 class Spent(NamedTuple):
     seconds: float
     cpu: float
-    count: int = 1
+    times: int = 1
 
 
 def run(connection: Connection) -> None:
@@ -125,7 +125,7 @@ def _body(size: int, tokens: int, env_id: int | None = None) -> bytes:
 async def _show(what: str, sides: list[Side], work: Callable[[Side], Awaitable[Spent]]) -> None:
     spent = [await work(side) for side in sides]
     for side, one in zip(sides, spent, strict=True):
-        cpu, wall = one.cpu / one.count * 1e3, one.seconds / one.count * 1e3
+        cpu, wall = one.cpu / one.times * 1e3, one.seconds / one.times * 1e3
         print(f"  {what:<34} {side.name:<11} {cpu:>9.2f} ms CPU {wall:>10.2f} ms")
     theirs, ours = spent
     print(f"  {'':<34} {'ratio':<11} {theirs.cpu / max(ours.cpu, 1e-3):>8.1f} ×      "

@@ -43,11 +43,13 @@ class Exchange:
             raise self._too_large()
         message = await self._receive()
         body: bytes = message.get("body", b"")
-        while message.get("more_body"):
-            message = await self._receive()
-            body += message.get("body", b"")
-            if len(body) > self._max_body:
-                raise self._too_large()
+        if message.get("more_body"):
+            pieces, length = [body], len(body)
+            while message.get("more_body") and length <= self._max_body:
+                message = await self._receive()
+                pieces.append(message.get("body", b""))
+                length += len(pieces[-1])
+            body = b"".join(pieces)
         if message["type"] == "http.disconnect":
             raise ConnectionResetError("the client went away while it sent its request")
         if len(body) > self._max_body:

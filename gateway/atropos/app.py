@@ -7,17 +7,18 @@ words. /health, /ready and /metrics are ours; until the state is rebuilt, all ot
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway.atropos import metrics
-from gateway.atropos.bodies import ENV_ID, GROUP, GROUPS, checked, refusal
+from gateway.atropos.bodies import ENV_ID, GROUP, GROUPS, checked, no_json, refusal
 from gateway.atropos.compression import COMPRESS_FROM, NotGzip, compressed, inflated
 from gateway.atropos.queue import Group
 from gateway.atropos.routes import STATUS_ROUTES, Gate, make_routes
@@ -34,6 +35,7 @@ OFFLOAD_FROM = 32
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 VARY = (b"vary", b"Accept-Encoding")
 GZIPPED = (b"content-encoding", b"gzip")
+T = TypeVar("T")
 RECEIVED = b'{"status":"received"}'
 
 Handle = Callable[[Server, Exchange, bytes], Awaitable[None]]
@@ -132,7 +134,7 @@ async def _scored_data(server: Server, exchange: Exchange, body: bytes) -> None:
         posted = _plain(exchange, body, decode_group)
     except NotPlain:
         model = checked(body, _content_type(exchange), GROUP)
-        posted = decode_group(msgspec.json.encode(model.model_dump()))
+        posted = _checked_again(decode_group, model.model_dump())
 
     def told(sizes: Sequence[int | None]) -> bytes:
         return RECEIVED if sizes[0] is None else _buffered(sizes[0])
@@ -145,7 +147,7 @@ async def _scored_data_list(server: Server, exchange: Exchange, body: bytes) -> 
         posted = _plain(exchange, body, decode_groups)
     except NotPlain:
         models = checked(body, _content_type(exchange), GROUPS)
-        posted = decode_groups(msgspec.json.encode([model.model_dump() for model in models]))
+        posted = _checked_again(decode_groups, [model.model_dump() for model in models])
     await _post(server, exchange, posted, _told_of_all)
 
 
@@ -166,6 +168,14 @@ def _plain(exchange: Exchange, body: bytes, decode: Callable[[bytes], Any]) -> A
     return decode(body)
 
 
+def _checked_again(decode: Callable[[bytes], T], value: Any) -> T:
+    """What pydantic has taken and put right; text may still be none that others can read."""
+    try:
+        return decode(json.dumps(value).encode())
+    except NotPlain as error:
+        raise RequestValidationError([no_json("text that is no Unicode")]) from error
+
+
 def _content_type(exchange: Exchange) -> str:
     return exchange.header(b"content-type") or ""
 
@@ -176,8 +186,9 @@ async def _post(
     posted: Sequence[Posted],
     told: Callable[[Sequence[int | None]], bytes],
 ) -> None:
-    exchange.watch()
-    deliveries = await server.retries.recognise([group.fingerprint for group in posted])
+    gone = exchange.watch().done
+    fingerprints = [group.fingerprint for group in posted]
+    deliveries = await server.retries.recognise(fingerprints, gone)
     sent = False
     try:
         sizes = await server.post(posted, deliveries)

@@ -122,12 +122,13 @@ def _value(body: bytes, content_type: str) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise RequestValidationError([_no_json(error)]) from error
+        told, at = (
+            (error.msg, error.pos) if isinstance(error, json.JSONDecodeError) else (str(error), 0)
+        )
+        raise RequestValidationError([no_json(told, at)]) from error
 
 
-def _no_json(error: Exception) -> dict[str, Any]:
-    at = error.pos if isinstance(error, json.JSONDecodeError) else 0
-    told = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+def no_json(told: str, at: int = 0) -> dict[str, Any]:
     return {
         "type": "json_invalid",
         "loc": ("body", at),

@@ -9,12 +9,12 @@ one whose answer was not fully sent, and comes within ten seconds of that:
   follows, an event says it: so these are the posts of the last moment before the server died. Their
   ten seconds begin when the server is ready again, since clients may have waited for it.
 
-Each such post stands for one retry. A post that equals one which is still under way waits until it is
-known whether that one's answer arrived. The environment's id is part of what is compared.
+Each such post stands for one retry. One whose client is gone while it is still being written is waited
+for. The environment's id is part of what is compared.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 PATIENCE = 10.0
 """Seconds. A stock client tries three times within three."""
@@ -23,8 +23,10 @@ PATIENCE = 10.0
 class Delivery:
     """The answer to one group that was posted. `outcome` is whether it was sent."""
 
-    def __init__(self, fingerprint: bytes) -> None:
+    def __init__(self, fingerprint: bytes, is_gone: Callable[[], bool]) -> None:
         self.fingerprint = fingerprint
+        self.is_gone = is_gone
+        """Whether the client is."""
         self.sequence: int | None = None
         self.outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -41,20 +43,26 @@ class Retries:
     def begin(self, unknown: Iterable[tuple[int, bytes]]) -> None:
         """Groups of an earlier life whose answers may not have been sent."""
         for sequence, fingerprint in unknown:
-            delivery = Delivery(fingerprint)
+            delivery = Delivery(fingerprint, lambda: True)
             delivery.sequence = sequence
             self._unsettled[sequence] = delivery
             self._leave_open(delivery)
 
-    async def recognise(self, fingerprints: Sequence[bytes]) -> list[Delivery]:
+    async def recognise(
+        self, fingerprints: Sequence[bytes], is_gone: Callable[[], bool]
+    ) -> list[Delivery]:
         """For each group of a post: its delivery, with a sequence if the log has the group."""
-        distinct = set(fingerprints)
-        while running := [d.outcome for f in distinct for d in self._under_way.get(f, ())]:
+        while running := self._abandoned(fingerprints):
             await asyncio.wait(running)
-        return [self._deliver(fingerprint) for fingerprint in fingerprints]
+        return [self._deliver(fingerprint, is_gone) for fingerprint in fingerprints]
 
-    def _deliver(self, fingerprint: bytes) -> Delivery:
-        delivery = Delivery(fingerprint)
+    def _abandoned(self, fingerprints: Iterable[bytes]) -> list["asyncio.Future[bool]"]:
+        """Equal posts that are under way, and whose clients are gone."""
+        equal = (d for f in fingerprints for d in self._under_way.get(f, ()))
+        return [delivery.outcome for delivery in equal if delivery.is_gone()]
+
+    def _deliver(self, fingerprint: bytes, is_gone: Callable[[], bool]) -> Delivery:
+        delivery = Delivery(fingerprint, is_gone)
         if unsent := self._unsent.get(fingerprint):
             delivery.sequence = unsent.pop(0)
             self._unsettled[delivery.sequence] = delivery
