@@ -24,8 +24,8 @@ from gateway.state.trajectories import Rules, Trajectories
 from pool import topics
 from pool.errors import BrokerUnavailable
 from pool.follower import Follower
-from pool.tokenizer import hide_torch
 from pool.process import calm_the_collector, listen, start_logging
+from pool.tokenizer import hide_torch
 from pool.topics import LEDGER, POLICY, STEPS, TOPICS, TRAJECTORIES
 
 log = logging.getLogger(__name__)

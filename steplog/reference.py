@@ -23,6 +23,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- Made by `make docs` from the code: change it there. -->"
 METRICS = {
     "gateway.metrics": "The gateway",
+    "gateway.atropos.metrics": "The Atropos server",
     "reward.metrics": "The reward worker",
     "trainer.metrics": "The trainer",
     "pool.metrics": "Every consumer",

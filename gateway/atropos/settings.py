@@ -4,11 +4,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from pool.connection import Connection
-from pool.process import check_address
+from pool.process import ServiceSettings, check_address
 
 
-class AtroposSettings(Connection):
+class AtroposSettings(ServiceSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, lt=65536, description="port to listen on")
     run: str = Field("default", description="the training run that groups belong to")

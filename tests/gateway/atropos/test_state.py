@@ -197,11 +197,11 @@ def test_a_snapshot_and_what_follows_give_the_same_state(
         else:
             again.apply(told.sequence, event)
     if at < len(happens):
-        one, other = again.snapshot(), told.state.snapshot()
+        rebuilt, kept = again.snapshot(), told.state.snapshot()
         replace = msgspec.structs.replace
-        assert replace(one, floors={}) == replace(other, floors={})
+        assert replace(rebuilt, floors={}) == replace(kept, floors={})
         # Who begins anew may read a little more.
-        assert all(one.floors[p] <= floor for p, floor in other.floors.items())
+        assert all(rebuilt.floors[p] <= floor for p, floor in kept.floors.items())
         assert [*again.held()] == [*told.state.held()]
 
 
