@@ -51,6 +51,7 @@ ELSEWHERE: Mapping[tuple[str, ...], tuple[str, Callable[[Words], None]]] = {
     ("vllm", "serve"): ("a stub stands in; its flags: test_vllm_takes_the_flags", nothing),
     ("torchrun",): ("needs GPUs; tests/trainer/model/test_sharding.py has ranks", starts_ours),
     ("uv",): ("needs a package index", nothing),
+    ("steplog", "atropos"): ("serves for ever; tests/gateway/atropos", has_settings),
     ("steplog", "train"): ("needs a model; tests/trainer/learning proves it", has_settings),
     ("steplog", "export"): ("needs a checkpoint; tests/trainer/test_export.py", has_settings),
     ("steplog", "replay"): ("needs a run in the ledger; tests/replay", has_settings),
