@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: setup-cpu
-	$(BIN)/pytest -m 'not slow and not proof' -n 2 --dist loadfile
+	$(BIN)/pytest -m 'not slow and not proof' -n 4 --dist loadfile
 
 # The real vLLM is among them.
 test-slow: setup-cpu

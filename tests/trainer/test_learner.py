@@ -49,7 +49,9 @@ def halves(row: Row) -> tuple[Row, Row]:
     """A row as the two Steps of which it was merged."""
     middle = len(row) // 2 + 2
     early = np.arange(len(row)) < middle
-    first = Row(*(getattr(row, name)[:middle] for name in row.__dataclass_fields__))
+    assert row.advantages is None
+    arrays = [name for name in row.__dataclass_fields__ if name != "advantages"]
+    first = Row(*(getattr(row, name)[:middle] for name in arrays))
     return first, replace(row, trainable=row.trainable & ~early)
 
 
