@@ -97,8 +97,16 @@ READ: dict[str, Callable[[Block, Path], None]] = {
 }
 
 
+READ_FIRST = ("README.md", "agents.md")
+"""Pages that are run all the time; the others start several services each, and are slow."""
+
+
 @pytest.mark.broker
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=() if p.name in READ_FIRST else pytest.mark.slow) for p in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_the_blocks_of_a_page_do_what_it_says(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -203,6 +203,7 @@ async def test_a_prompt_of_100k_tokens_with_a_response_of_8k(log: Connection) ->
     assert CODEC.decode(found.value) == record
 
 
+@pytest.mark.slow
 async def test_a_broker_that_is_killed_and_comes_back_has_every_record_once(
     tmp_path: Path,
 ) -> None:

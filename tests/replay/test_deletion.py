@@ -240,6 +240,7 @@ deletion.delete(DeleteSettings(bootstrap=sys.argv[1], topic_prefix=prefix,
 """
 
 
+@pytest.mark.slow
 def test_a_killed_copy_is_gone_on_with(log: Log) -> None:
     prefix = log.connection.topic_prefix
     for records_more in (2, 9):
@@ -262,6 +263,7 @@ def live_records(connection: Connection, topic: str) -> list[Record]:
     return [Codec().decode(m.value) for m in messages(connection, topic) if m.value is not None]
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_begun_otherwise_is_refused(log: Log) -> None:
     log.delete(trajectory=("nobody",))
     with pytest.raises(Fatal, match=r"\S+ still names what must go, in \d records: offset"):

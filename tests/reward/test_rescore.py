@@ -117,6 +117,7 @@ def test_a_function_that_fails_is_told_in_the_topic_of_its_tag_only(
     assert not messages(log, DEAD_LETTERS)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_and_each_trajectory_is_there_once(
     log: Connection, functions: Path
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_live_worker_does_not_read_with_another_tokenizer(
     assert found["same"].reward == 3.0
 
 
+@pytest.mark.slow
 def test_two_reward_versions_run_side_by_side_on_the_live_stream(
     log: Connection, functions: Path
 ) -> None:
@@ -232,6 +234,7 @@ def group_rewards(log: Connection, topic: str) -> list[float | None]:
     raise AssertionError(f"{topic} has no group of prompt p")
 
 
+@pytest.mark.slow
 def test_a_live_worker_goes_on_where_a_rescoring_of_its_tag_has_ended(
     log: Connection, functions: Path
 ) -> None:

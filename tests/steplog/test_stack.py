@@ -314,6 +314,7 @@ def test_what_is_wrong_with_a_service_is_said_before_anything_starts(tmp_path: P
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_the_local_broker_is_looked_after(directory: Path, tmp_path: Path) -> None:
     port, began = free_port(), time.time()
     lines = [

@@ -19,7 +19,7 @@ from tests.telemetry.pipeline import (
     Told,
 )
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(LONG_S)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(LONG_S)]
 
 
 def only(spans: list[SeenSpan]) -> SeenSpan:

@@ -15,7 +15,7 @@ from pool import topics
 from pool.connection import Connection
 from tests.gateway.atropos.running import RunningAtropos, running_atropos, scored
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 TRIES = 3
 """Of a stock client, before it drops a group."""

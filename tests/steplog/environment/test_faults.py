@@ -151,6 +151,7 @@ def test_no_group_is_lost_or_counted_twice_when_the_gateway_is_killed(
     assert_all_twelve(Arrived(own_log))
 
 
+@pytest.mark.slow
 def test_an_environment_that_was_killed_goes_on_where_it_was(
     own_log: Connection, slow_player: StubEngine, tokenizer: Path
 ) -> None:
@@ -185,6 +186,7 @@ def test_two_processes_do_not_share_a_place(gateway: RunningGateway) -> None:
     journal.close()
 
 
+@pytest.mark.slow
 def test_while_the_trainer_has_enough_work_waits(
     own_log: Connection, player: StubEngine, tokenizer: Path
 ) -> None:

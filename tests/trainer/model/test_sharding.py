@@ -17,6 +17,8 @@ from tests.trainer.model import rank, small
 from trainer.learner import Learner
 from trainer.model.sharding import Ranks
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 KINDS = ("Qwen2", "Mamba")
 

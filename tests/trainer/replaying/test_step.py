@@ -81,6 +81,7 @@ def untouched(lived: Lived) -> Iterator[None]:
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_a_version_comes_out_bit_for_bit_from_an_older_checkpoint(
     lived: Lived, tmp_path: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_version_comes_out_bit_for_bit_from_an_older_checkpoint(
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_the_first_version_comes_from_the_model_alone(lived: Lived) -> None:
     found = told(lived, 1, model=lived.model)
     assert found["same"]
@@ -110,6 +112,7 @@ def test_the_first_version_comes_from_the_model_alone(lived: Lived) -> None:
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_the_batch_is_shown_as_it_was_trained(
     lived: Lived, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +133,7 @@ def test_the_batch_is_shown_as_it_was_trained(
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_a_changed_setting_or_record_is_another_batch(lived: Lived) -> None:
     past = Past(lived.log, RUN)
     (decision,) = past.making(3)
@@ -145,6 +149,7 @@ def test_a_changed_setting_or_record_is_another_batch(lived: Lived) -> None:
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_an_outcome_that_is_not_true_is_status_1(
     lived: Lived, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +169,7 @@ def test_an_outcome_that_is_not_true_is_status_1(
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_what_cannot_be_made_again_is_one_sentence(lived: Lived, tmp_path: Path) -> None:
     (real,) = Past(lived.log, RUN).making(1)
     fresh = msgspec.structs.replace(real, run="fresh", sequence=1)
@@ -192,6 +198,7 @@ def test_what_cannot_be_made_again_is_one_sentence(lived: Lived, tmp_path: Path)
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_records_that_have_expired_are_named(lived: Lived) -> None:
     """The last test here: it deletes the oldest records."""
     (decision,) = Past(lived.log, RUN).making(1)
