@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pool.rows import plain_row
 from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
 from trainer.algorithm.statistics import PackStatistics
-from trainer.data.rows import plain_row
 from trainer.model import loading
 from trainer.model.pack import Pack, pack_of
 from trainer.model.packed import PackedModel

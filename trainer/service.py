@@ -15,6 +15,7 @@ from pool import topics, tracing
 from pool.errors import Fatal
 from pool.groups import Group
 from pool.process import listen, shown, start_logging, stopped_by_signals
+from pool.rows import rows_of
 from pool.tokenizer import TokenizerFolder
 from pool.trajectories import Trajectory
 from trainer import http
@@ -22,7 +23,6 @@ from trainer.algorithm.settings import LossSettings
 from trainer.checkpoint import Checkpoints
 from trainer.data.batch import Limits, reward_of
 from trainer.data.decided import Decided, described
-from trainer.data.rows import rows_of
 from trainer.deciding.decider import Decider
 from trainer.deciding.decisions import Decisions
 from trainer.deciding.judging import Judge

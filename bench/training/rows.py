@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.rows import Row, Sample
+from pool.rows import Row
+from trainer.data.sample import Sample
 
 GROUP = 8
 PROMPT_SHARE = 1 / 3

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from pool.rows import Row
 from tests.trainer.model import small
 from tests.trainer.model.test_packed import padded_logprobs
 from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
 from trainer.data.batch import Batch
-from trainer.data.rows import Row, Sample
+from trainer.data.sample import Sample
 from trainer.learner import Learner
 from trainer.model.settings import LearnerSettings
 

@@ -12,12 +12,13 @@ import numpy as np
 from pool.groups import Group
 from pool.ledger import GroupId, group_id
 from pool.marks import runs
+from pool.rows import Row, rows_of, steps_of
 from pool.trajectories import Trajectory, step_of
 from schemas import DecidedGroup, Decision
 from trainer.algorithm.advantages import Floats, Total, advantages, here
 from trainer.algorithm.settings import LossSettings
 from trainer.algorithm.shaping import shaped
-from trainer.data.rows import Row, Sample, rows_of, steps_of
+from trainer.data.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainer.algorithm.advantages import Total, here
 from trainer.data.batch import Batch
-from trainer.data.rows import Sample
+from trainer.data.sample import Sample
 
 BYTES = 32
 

@@ -11,9 +11,9 @@ import msgspec
 
 from pool.groups import TRAIN, Group, Judgement, usable
 from pool.marks import PolicyMarks
+from pool.rows import problem_of
 from pool.trajectories import Trajectory, step_of
 from schemas import DecidedGroup
-from trainer.data.rows import problem_of
 from trainer.deciding.settings import DecidingSettings
 
 EQUAL_REWARDS = 1e-6

@@ -19,8 +19,8 @@ from trainer.model.pack import Pack, filling_to, pack_of, trained_values
 from trainer.model.sharding import Ranks
 
 if TYPE_CHECKING:
+    from pool.rows import Row
     from trainer.data.batch import Batch
-    from trainer.data.rows import Row
 
 Tensor = Any
 MULTIPLE = {"cuda": 128, "cpu": 1}

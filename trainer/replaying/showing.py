@@ -9,7 +9,7 @@ import numpy as np
 
 from pool.replay import trained
 from schemas import DecidedGroup
-from trainer.data.rows import Sample
+from trainer.data.sample import Sample
 from trainer.replaying.past import Rebuilt
 
 if TYPE_CHECKING:  # it brings torch, which a batch alone does not need

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pool.rows import Row
 from tests.trainer.data.test_batch import LIMITS, batch_of, decision, group
 from trainer.algorithm.settings import LossSettings
 from trainer.data.batch import Batch, make_batch
 from trainer.data.digest import digest
-from trainer.data.rows import Row, Sample
+from trainer.data.sample import Sample
 
 
 def batch() -> Batch:

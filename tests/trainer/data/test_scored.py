@@ -10,13 +10,13 @@ from pool.groups import Group, GroupAssembler, GroupRules
 from pool.ledger import Ledger
 from pool.marks import PolicyMarks
 from pool.progress import Received
+from pool.rows import rows_of
 from schemas import Decision, PolicyVersion, ScoredGroup
 from schemas.packing import pack_ids
 from tests.pool.records import RUN
 from tests.trainer.data.test_batch import batch_of
 from tests.trainer.deciding.deciding import reward
 from trainer.algorithm.settings import LossSettings
-from trainer.data.rows import rows_of
 from trainer.deciding.judging import Judge
 from trainer.deciding.settings import DecidingSettings
 from trainer.model.parts import Cutter

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 import transformers
 
+from pool.rows import Row
 from trainer.data.batch import Batch
-from trainer.data.rows import Row, Sample
+from trainer.data.sample import Sample
 
 VOCABULARY = 96
 SHAPE = {

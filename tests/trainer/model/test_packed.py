@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from pool.rows import Row
 from tests.trainer.model import small
-from trainer.data.rows import Row
 from trainer.model.loading import prepared
 from trainer.model.pack import pack_of
 from trainer.model.packed import PackedModel, Way

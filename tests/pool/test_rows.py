@@ -5,11 +5,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from pool.rows import Row, problem_of, rows_of
 from pool.trajectories import Trajectory
 from schemas import Record, Segment, Step
 from schemas.packing import pack_logprobs
 from tests.pool.records import child, end, sampled, step, trajectory_of
-from trainer.data.rows import Row, Sample, problem_of, rows_of
+from trainer.data.sample import Sample
 
 
 def trajectory(*records: Record) -> Trajectory:

@@ -1,4 +1,4 @@
-"""Trajectories to training rows.
+"""Trajectories to rows of ids, as a model is trained on them.
 
 Rules, each tested by name:
 
@@ -61,27 +61,6 @@ def plain_row(ids: NDArray[np.int32]) -> Row:
     nothing = np.zeros(len(ids), np.float32)
     trained = np.arange(len(ids)) > 0
     return Row(ids, trained, nothing, np.zeros(len(ids), np.int32), nothing + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One trajectory of a batch."""
-
-    trajectory_uid: str
-    group: int
-    """Place of its group in the Decision."""
-    reward: float
-    """Overlong shaping applied."""
-    truncated: bool
-    """Its last Step ended by length, or its End says so."""
-    rows: tuple[Row, ...]
-    steps: int = 1
-    """That the rows are made of."""
-
-    @property
-    def generated(self) -> int:
-        """Sampled tokens, trainable or not."""
-        return sum(int(np.count_nonzero(row.versions >= 0)) for row in self.rows)
 
 
 @dataclass(slots=True)
