@@ -87,6 +87,16 @@ class Settled(Event, frozen=True, kw_only=True):
     """Nothing but the record's `settled`: answers were sent, and no other record says so."""
 
 
+class Closed(msgspec.Struct, frozen=True, array_like=True):
+    """Where the newest group of agents closed that a prompt had."""
+
+    partition: int
+    offset: int
+    """In `rewarded`; nothing of the group lies behind it."""
+    closed_at: int
+    """In `steps`: who began before it is late."""
+
+
 class Snapshot(Event, frozen=True, kw_only=True):
     """The whole state, without the groups themselves, so that nobody reads what came before."""
 
@@ -106,6 +116,10 @@ class Snapshot(Event, frozen=True, kw_only=True):
     """By partition of `rewarded`: nothing that is needed lies below."""
     owner: str = ""
     """As in the claim; empty when the server has stopped."""
+    reading: dict[int, int] = {}
+    """By partition of `rewarded`: groups of agents are assembled from here on."""
+    closed: dict[str, Closed] = {}
+    """By prompt: of the groups of agents that would be assembled again."""
 
 
 AnyEvent = (

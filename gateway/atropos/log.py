@@ -65,29 +65,42 @@ class Log:
     async def post(self, posted: Posted, delivery: Delivery) -> int | None:
         """Takes a group in; gives what `State.take_in` gives."""
 
-        async def write(sequence: int) -> tuple[ScoredGroup, Position]:
+        def number(sequence: int) -> None:
             self._last_group = sequence
             self._retries.number(delivery, sequence)
+
+        fields = {
+            "group_uid": uuid.uuid4().hex,
+            "prompt_uid": uuid.uuid4().hex,
+            "fingerprint": posted.fingerprint,
+            **posted.content,
+        }
+        try:
+            return await self._take_in(fields, number)
+        except RecordTooLarge:
+            self._retries.forget(delivery)
+            raise
+
+    async def assemble(self, fields: dict[str, Any]) -> None:
+        """Takes a group of agents in; nobody waits for an answer."""
+        await self._take_in(fields, lambda sequence: None)
+
+    async def _take_in(self, fields: dict[str, Any], number: Callable[[int], None]) -> int | None:
+        async def write(sequence: int) -> tuple[ScoredGroup, Position]:
+            number(sequence)
             record = ScoredGroup(
-                group_uid=uuid.uuid4().hex,
-                prompt_uid=uuid.uuid4().hex,
                 run=self._run,
                 sequence=sequence,
                 created_at=_now(),
-                fingerprint=posted.fingerprint,
                 settled=self._settled(sequence),
-                **posted.content,
+                **fields,
             )
             return record, await self._send(REWARDED, record.prompt_uid, sequence, record)
 
         def finish(written: tuple[ScoredGroup, Position]) -> int | None:
             return self._state.take_in(group_of(*written))
 
-        try:
-            return await self._turns.take(write, finish)
-        except RecordTooLarge:
-            self._retries.forget(delivery)
-            raise
+        return await self._turns.take(write, finish)
 
     async def happen(self, event: AnyEvent, result: Callable[[], R]) -> R:
         """Applies an event; `result` is looked at in the same moment, before anything else."""

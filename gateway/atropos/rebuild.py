@@ -79,7 +79,9 @@ class Rebuild:
         state, groups, settled = await self._fold(tail)
         state.applied = first_of(last_life + 1)
         unknown = [
-            (g.sequence, g.record.fingerprint or b"") for g in groups if g.sequence > settled
+            (g.sequence, g.record.fingerprint)
+            for g in groups
+            if g.sequence > settled and g.record.fingerprint is not None
         ]
         log.info(
             "life %d of run %s: %d groups wait, %d answers may not have been sent",

@@ -11,6 +11,7 @@ import uvicorn
 import uvloop
 
 from gateway.atropos import metrics
+from gateway.atropos.agents import Agents
 from gateway.atropos.app import make_app
 from gateway.atropos.keeper import Life, keep
 from gateway.atropos.log import Log
@@ -142,6 +143,11 @@ async def _open_parts(
             asyncio.create_task(server.tell_for_ever(), name="tell what was answered"),
             asyncio.create_task(written.ended(), name="producer"),
         ]
+        if settings.serve_agents:
+            agents = Agents(
+                rewarded, codec, written, rebuilt.state, settings.run, settings.group_rules()
+            )
+            tasks.append(asyncio.create_task(agents.assemble_for_ever(), name="agents"))
         try:
             yield tasks
         finally:

@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from pool.groups import GroupRules
 from pool.process import ServiceSettings, check_address
 
 
@@ -20,10 +21,29 @@ class AtroposSettings(ServiceSettings):
         description="seconds after which an environment that is not heard of counts no more in "
         "weights and minimums",
     )
+    serve_agents: bool = Field(
+        False,
+        description="hand out groups of agents that called our gateway, too: of the run's channel "
+        "`train`",
+    )
+    group_size: int = Field(
+        8, gt=0, description="trajectories of such a group whose Steps do not say it"
+    )
+    quorum: float = Field(
+        0.5, gt=0, le=1, description="share of such a group that must be usable; 2 at least"
+    )
+    group_deadline_s: float = Field(
+        3600, gt=0, description="after this long such a group is taken with the members that it has"
+    )
     drain_s: int = Field(10, gt=0, description="seconds that running requests get on SIGTERM")
     insecure: bool = Field(
         False, description="listen beyond loopback; stock clients send no key, so anybody can post"
     )
+
+    def group_rules(self) -> GroupRules:
+        return GroupRules(
+            group_size=self.group_size, quorum=self.quorum, deadline=self.group_deadline_s
+        )
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from gateway.atropos.assembled import CHANNEL, closed_at
 from gateway.atropos.buffer import Buffer
 from gateway.atropos.events import (
     AnyEvent,
     Began,
+    Closed,
     Env,
     Formed,
     Handed,
@@ -43,6 +45,9 @@ class State:
         self.latest: Group | None = None
         self.ends: dict[int, int] = {}
         """By partition of `rewarded`: where the next group may lie."""
+        self.reading: dict[int, int] = {}
+        self.closed: dict[str, Closed] = {}
+        """As in a snapshot; a reset forgets groups, not that they came."""
         self.silent: frozenset[int] = frozenset()
         """Environments that have not been heard of for long; nothing that the log knows."""
         self._clear()
@@ -91,6 +96,9 @@ class State:
         self.applied = max(self.applied, group.sequence)
         at = group.place
         self.ends[at.partition] = max(self.ends.get(at.partition, 0), at.offset + 1)
+        if group.record.channel == CHANNEL:
+            closed = Closed(at.partition, at.offset, closed_at(group.record))
+            self.close(group.record.prompt_uid, closed)
         env = None if group.env_id is None else self.env(group.env_id)
         if group.env_id is None or env is None or env.group_size == group.size:
             self._enqueue([group])
@@ -101,6 +109,22 @@ class State:
             self.buffers[group.env_id] = buffer
         self._enqueue(buffer.add(group))
         return buffer.sequences
+
+    def close(self, prompt_uid: str, closed: Closed) -> None:
+        """A group of agents has closed; whether it was taken in does not matter."""
+        self.closed[prompt_uid] = closed
+
+    def read_up_to(self, partition: int, rebuild: int, memory: int) -> None:
+        """Groups of agents are assembled again from `rebuild` on, and what lies `memory` before it is
+        read to know what is late; groups that closed before need not be known."""
+        if self.reading.get(partition) == rebuild:
+            return
+        self.reading[partition] = rebuild
+        self.closed = {
+            uid: closed
+            for uid, closed in self.closed.items()
+            if closed.partition != partition or closed.offset >= rebuild - memory
+        }
 
     def _enqueue(self, groups: Iterable[Group]) -> None:
         for group in groups:
@@ -176,6 +200,8 @@ class State:
             unhanded={number: _sequences(batch) for number, batch in self.unhanded.items()},
             latest=self.latest.sequence if self.latest else None,
             floors=floors,
+            reading=dict(self.reading),
+            closed=dict(self.closed),
         )
 
     def restore(self, at: Snapshot, groups: Mapping[int, Group]) -> None:
@@ -189,6 +215,7 @@ class State:
         )
         self.envs = at.envs
         self.ends = dict(at.floors)
+        self.reading, self.closed = at.reading, at.closed
         self.queue = Queue(_found(at.queue, groups))
         for env_id, sequences in at.buffers.items():
             env = self.env(env_id)
