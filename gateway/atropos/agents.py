@@ -39,11 +39,14 @@ log = logging.getLogger(__name__)
 
 SCORED = single_object_header(ScoredGroup)
 """These are nothing that agents did, and large."""
-POLL_S = 0.2
+POLL_S = 0.5
 """Between looks at the topic's end."""
 RETRY_AFTER = 1.0
 ROUND = 10_000
 """Offsets of a partition after which the state is told how far reading came."""
+SPAN = 200_000
+"""Offsets of a partition that a group may be open for: all of them are read again by the next server,
+and a snapshot names the groups that closed meanwhile."""
 AHEAD = 10_000
 """Sequences that wait in the queue while more are read; four batches, where these are larger."""
 
@@ -100,7 +103,7 @@ class Agents:
         return sorted(found, key=lambda one: one[1])
 
     async def _go_on(self) -> bool:
-        """Reads a round; whether there was anything."""
+        """Reads a round; whether there was more."""
         ends = await self._reader.ends(self._reader.partitions)
         stops = {p: min(end, self._positions[p] + ROUND) for p, end in ends.items()}
         behind = {p: at for p, at in self._positions.items() if at < stops[p]}
@@ -111,10 +114,10 @@ class Agents:
             self._positions |= stops
         for partition, position in self._positions.items():
             self._progress[partition].reach(position)
-            if position >= ends[partition]:
-                await self._close_overdue(partition, position)
+            for group in self._overdue(partition, position, ends[partition]):
+                await self._settle(group, position)
             self._tell(partition, position)
-        return bool(behind)
+        return any(position < ends[p] for p, position in self._positions.items())
 
     async def _take(self, message: ConsumerRecord) -> None:
         value = message.value
@@ -133,12 +136,17 @@ class Agents:
                 await self._settle(work.item, message.offset)
         progress.close(works)
 
-    async def _close_overdue(self, partition: int, position: int) -> None:
-        """Only where all is read: a group may have members that were written in time."""
+    def _overdue(self, partition: int, position: int, end: int) -> list[Group]:
+        """Closes what has waited for too long. Deadlines count only where all is read: before, there
+        may be members that were written in time."""
         assembler = self._assemblers[partition]
-        for group in assembler.overdue(time.time_ns() // 1_000_000):
-            assembler.close(group)
-            await self._settle(group, position)
+        groups, _ = assembler.give_up(position - SPAN, "expired", "it was open for too long")
+        if position >= end:
+            late = assembler.overdue(time.time_ns() // 1_000_000)
+            for group in late:
+                assembler.close(group)
+            groups += late
+        return groups
 
     async def _settle(self, group: Group, offset: int) -> None:
         assert group.closed_at is not None

@@ -3,9 +3,13 @@
 A batch has exactly `batch_size` sequences. Groups are used in packs: as many of one size, of one
 environment where there are minimums, as make up the largest group that waits. So sizes that do not
 divide the largest wait while it is there, and a batch that would overshoot is none.
+
+Groups of agents have any size, and one that is larger than all others would stop them. So while some
+wait, and no environment has a minimum, any sizes that make exactly a batch are used.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from operator import itemgetter
 
 from gateway.atropos.queue import Group, Queue
@@ -22,6 +26,32 @@ def form(queue: Queue, batch_size: int, minimums: Mapping[int, float]) -> list[G
     if minimums:
         return _with_minimums(queue, batch_size, minimums)
     return _in_order(queue, queue.largest, batch_size)
+
+
+def fill(queue: Queue, batch_size: int) -> list[Group] | None:
+    """Groups of any size that make exactly a batch: the oldest, wherever the rest can be made up."""
+    if batch_size <= 0 or sum(queue.sequences.values()) < batch_size:
+        return None
+    waiting = list(queue)
+    sums = _sums(waiting, batch_size)
+    wanted = batch_size
+    if not sums[0] >> wanted & 1:
+        return None
+    batch: list[Group] = []
+    for group, of_rest in zip(waiting, sums[1:], strict=True):
+        if group.size <= wanted and of_rest >> wanted - group.size & 1:
+            batch.append(group)
+            wanted -= group.size
+        if wanted == 0:
+            break
+    return batch
+
+
+def _sums(groups: list[Group], most: int) -> list[int]:
+    """For each place: bit n says that groups from there on make up n sequences."""
+    bits = (2 << most) - 1
+    sums = accumulate(reversed(groups), lambda s, group: (s | s << group.size) & bits, initial=1)
+    return list(sums)[::-1]
 
 
 def _in_order(groups: Iterable[Group], largest: int, batch_size: int) -> list[Group] | None:

@@ -30,7 +30,7 @@ from gateway.atropos.events import (
     Snapshot,
     Training,
 )
-from gateway.atropos.forming import form
+from gateway.atropos.forming import fill, form
 from gateway.atropos.queue import Group, Queue
 
 UNKNOWN = -1
@@ -85,10 +85,18 @@ class State:
 
     def next_batch(self) -> Formed | None:
         """Which groups the next batch would have; nothing changes until it is applied."""
-        groups = form(self.queue, self.batch_size, self.minimums())
+        minimums = self.minimums()
+        if self._agents_wait() and not minimums:
+            groups = fill(self.queue, self.batch_size)
+        else:
+            groups = form(self.queue, self.batch_size, minimums)
         if groups is None:
             return None
         return Formed(number=self.batches + 1, groups=[group.sequence for group in groups])
+
+    def _agents_wait(self) -> bool:
+        waits = None in self.queue.sequences  # of an environment mostly, and then cheap to tell
+        return waits and any(group.record.channel == CHANNEL for group in self.queue)
 
     def take_in(self, group: Group) -> int | None:
         """Where a group belongs: None is the queue, else it is the size of the environment's buffer

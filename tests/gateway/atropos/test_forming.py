@@ -1,5 +1,6 @@
 """Batches and buffers are those of the plain rules, and of Atropos' own code."""
 
+from itertools import compress, product
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.atropos.buffer import Buffer
-from gateway.atropos.forming import form
+from gateway.atropos.forming import fill, form
 from gateway.atropos.queue import Group, Queue
 from tests.gateway.atropos import reference
 from tests.gateway.atropos.groups import group
@@ -44,6 +45,16 @@ def test_a_batch_with_minimums_is_the_one_of_the_rules(
     groups: list[Group], size: int, minimums: dict[int, float]
 ) -> None:
     assert formed(groups, size, minimums) == reference.batch_with_minimums(groups, size, minimums)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 9), max_size=8), BATCH_SIZES)
+def test_any_sizes_that_fill_a_batch_are_used_the_oldest_first(sizes: list[int], size: int) -> None:
+    batch = fill(Queue(group(n, one) for n, one in enumerate(sizes)), size)
+    choices = product((True, False), repeat=len(sizes))
+    fitting = (used for used in choices if sum(compress(sizes, used)) == size)
+    first = next((list(compress(range(len(sizes)), used)) for used in fitting), None)
+    assert (None if batch is None else [g.sequence for g in batch]) == first
 
 
 @settings(deadline=None)

@@ -1,5 +1,7 @@
 """The fold: what it tells environments, and that a snapshot loses nothing of it."""
 
+import dataclasses
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -227,3 +229,30 @@ def _event(state: State, word: str) -> AnyEvent | None:
             return Reset()
         case _:
             return Registered(training=TRAINING)
+
+
+def of_agents(sequence: int, size: int, prompt: str = "p", closed_at: int = 7) -> Group:
+    plain = group(sequence, size)
+    record = msgspec.structs.replace(
+        plain.record, channel="atropos", prompt_uid=prompt, group_uid=f"{prompt}/{closed_at}"
+    )
+    return dataclasses.replace(plain, record=record)
+
+
+def test_a_large_group_of_agents_does_not_stop_the_others() -> None:
+    story = Story(Registered(training=TRAINING), (9, None), (4, None), (4, None))
+    assert story.batch() is None, "as Atropos has it"
+    story.state.take_in(of_agents(5, 2))
+    assert story.batch() == [3, 4]
+
+
+def test_a_snapshot_knows_which_groups_of_agents_came() -> None:
+    state = State()
+    for sequence, prompt in enumerate(("a", "b", "c")):
+        state.take_in(of_agents(3 * sequence, 4, prompt, closed_at=10 * sequence))
+    state.apply(9, Reset())
+    state.read_up_to(0, 102, memory=101)
+    after = State()
+    after.restore(state.snapshot(), {})
+    assert {uid: closed.closed_at for uid, closed in after.closed.items()} == {"b": 10, "c": 20}
+    assert after.reading == {0: 102}
