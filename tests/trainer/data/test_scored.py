@@ -11,6 +11,7 @@ from pool.ledger import Ledger
 from pool.marks import PolicyMarks
 from pool.progress import Received
 from pool.rows import rows_of
+from pool.trajectories import Stray
 from schemas import Decision, PolicyVersion, ScoredGroup
 from schemas.packing import pack_ids
 from tests.pool.records import RUN
@@ -67,6 +68,11 @@ def marks(*rewarded: int) -> PolicyMarks:
             for version, offset in enumerate(rewarded)
         ),
     )
+
+
+def test_a_copy_for_trainers_of_atropos_is_passed_over() -> None:
+    item = GroupAssembler().feed(Received(posted(channel="atropos"), 0, 7))
+    assert isinstance(item, Stray) and item.verdict == "other_channel"
 
 
 def judge(known: PolicyMarks, **fields: Any) -> Judge:
