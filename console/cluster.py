@@ -12,7 +12,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from console.look import Commit, PartitionBounds
 from pool.connection import Connection
 from pool.errors import BrokerUnavailable
-from pool.topics import TOPICS, find
+from pool.topics import find, kind
 
 TIMEOUT = 10.0
 LOOK_EVERY = 0.2
@@ -45,7 +45,10 @@ class Cluster:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         find(connection)  # tells in one sentence when we are refused, or nobody is there
-        self._admin = AdminClient(connection.confluent() | {"log_level": 0})
+        self._admin = self._connect()
+
+    def _connect(self) -> AdminClient:
+        return AdminClient(self._connection.confluent() | {"log_level": 0})
 
     def ask(self) -> Facts:
         try:
@@ -53,17 +56,19 @@ class Cluster:
             bounds = self._bounds(places)
             return Facts(brokers, bounds, self._groups({place.topic for place in places}))
         except (KafkaException, TimeoutError) as error:
+            # A client sticks to the leaders that it knows, also when they refuse it for that.
+            self._admin = self._connect()
             raise BrokerUnavailable(
                 f"{self._connection.bootstrap} does not answer: {_reason(error)}"
             ) from error
 
     def _topics(self) -> tuple[int, list[Place]]:
         metadata = self._admin.list_topics(timeout=TIMEOUT)
-        ours = {self._connection.topic_name(name) for name in TOPICS}
+        prefix = self._connection.topic_prefix
         places = [
             Place(topic, number)
             for topic, about in metadata.topics.items()
-            if topic in ours
+            if topic.startswith(prefix) and kind(topic.removeprefix(prefix)) is not None
             for number in about.partitions
         ]
         return len(metadata.brokers), sorted(places)

@@ -1,5 +1,7 @@
 """End offsets of whole topics, sampled in one request: the marks of a version."""
 
+import time
+
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -9,6 +11,8 @@ from pool.errors import BrokerUnavailable
 from pool.topics import find
 
 TIMEOUT = 10.0
+AGAIN = 0.2
+"""Seconds before it is asked again."""
 
 
 class Ends:
@@ -23,6 +27,20 @@ class Ends:
     def sample(self) -> dict[str, list[int]]:
         """For each topic the end offset of every partition. What is appended later lies at or after
         it, in a transaction or not."""
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                return self._ask()
+            except (KafkaException, TimeoutError) as error:
+                if time.monotonic() > deadline:
+                    raise BrokerUnavailable(
+                        f"{self._connection.bootstrap} does not tell where its topics end: {error}"
+                    ) from error
+                # A client sticks to the leaders that it knows, also when they refuse it for that.
+                self._admin = AdminClient(self._connection.confluent())
+                time.sleep(AGAIN)
+
+    def _ask(self) -> dict[str, list[int]]:
         places = {
             (topic, number): TopicPartition(self._connection.topic_name(topic), number)
             for topic, count in self._partitions.items()
@@ -34,12 +52,7 @@ class Ends:
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             request_timeout=TIMEOUT,
         )
-        try:
-            answers = {place: future.result(TIMEOUT).offset for place, future in asked.items()}
-        except (KafkaException, TimeoutError) as error:
-            raise BrokerUnavailable(
-                f"{self._connection.bootstrap} does not tell where its topics end: {error}"
-            ) from error
+        answers = {place: future.result(TIMEOUT).offset for place, future in asked.items()}
         return {
             topic: [answers[places[topic, number]] for number in range(count)]
             for topic, count in self._partitions.items()

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pool import topics
 from pool.connection import Connection
-from pool.topics import TOPICS, Found, Topic
+from pool.topics import REWARDED, TOPICS, Found, Topic
 from schemas.registry import SchemaRegistry
 
 COLUMNS = "{:<28} {:>10} {:>11}  {:<15} {}"
@@ -68,8 +68,10 @@ def show(settings: TopicsSettings, say: Callable[[str], None]) -> None:
 
 def _rows(settings: TopicsSettings) -> list[Row]:
     found = topics.find(settings)
+    tagged = {name: TOPICS[REWARDED] for name in sorted(found) if name not in TOPICS}
     return [
-        _row(settings.topic_name(name), topic, found.get(name)) for name, topic in TOPICS.items()
+        _row(settings.topic_name(name), topic, found.get(name))
+        for name, topic in {**TOPICS, **tagged}.items()
     ]
 
 

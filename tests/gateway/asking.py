@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
@@ -151,6 +151,7 @@ class Topic:
 
     def __init__(self, connection: Connection, topic: str) -> None:
         self._codec = connection.codec()
+        self._connection = connection
         # A consumer's own question for the ends would wait behind its fetches.
         self._admin = AdminClient(connection.confluent())
         self._consumer = Consumer(connection.confluent(group_id="tests", enable_auto_commit=False))
@@ -165,7 +166,7 @@ class Topic:
     def read(self) -> list[Seen]:
         """All that it holds now."""
         with self._turn:
-            ends = self._ends()
+            ends = self._now()
             deadline = time.monotonic() + LIMIT_S
             while any(self._next[number] < end for number, end in ends.items()):
                 assert time.monotonic() < deadline
@@ -173,6 +174,18 @@ class Topic:
                     assert message.error() is None, message.error()
                     self._take(message.partition(), message.offset(), message.value())
             return sorted(self._seen, key=lambda seen: seen.place)
+
+    def _now(self) -> dict[int, int]:
+        """A lone broker that got no processor for seconds leads its partitions anew, and a client that
+        knows the old leader is refused."""
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                return self._ends()
+            except KafkaException:
+                assert time.monotonic() < deadline
+                self._admin = AdminClient(self._connection.confluent())
+                time.sleep(POLL_S)
 
     def _ends(self) -> dict[int, int]:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
