@@ -14,6 +14,7 @@ from gateway.engines.fleet import open_engines
 from gateway.engines.policy import Policy
 from gateway.gateway import Gateway
 from gateway.generation import Generator
+from gateway.http_server import http_server
 from gateway.keys import load_keys
 from gateway.rendering import Renderer
 from gateway.settings import GatewaySettings
@@ -31,8 +32,6 @@ from pool.topics import LEDGER, POLICY, STEPS, TOPICS, TRAJECTORIES
 log = logging.getLogger(__name__)
 
 RETRY_AFTER = 2.0
-KEEP_ALIVE = 75
-"""Seconds that an idle connection of an agent stays open."""
 
 
 def serve(settings: GatewaySettings) -> None:
@@ -46,21 +45,7 @@ async def _serve(settings: GatewaySettings) -> None:
     state = State(settings, load_keys(settings.keys, settings.keys_file, settings.signing_secret))
     with listen(settings.host, settings.port, reuse_port=settings.reuse_port) as listener:
         start_logging("gateway", settings)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                make_app(state),
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=settings.drain_s,
-                lifespan="off",
-                proxy_headers=False,
-                http="httptools",
-                ws="none",
-            )
-        )
+        server = http_server(make_app(state), settings.drain_s)
         parts = asyncio.create_task(_run_parts(settings, state, server), name="parts")
         log.info("listening on http://%s:%d", *listener.getsockname()[:2])
         try:

@@ -350,8 +350,8 @@ class GroupAssembler:
         return max(decided.closed_at if decided else 0, *waiting, 0)
 
     def _new_group(self, trajectory: Trajectory) -> Group:
-        said = [trajectory.end.group_size, *(step_of(r).group_size for r in trajectory.steps)]
-        size = next((size for size in said if size is not None), self._rules.group_size)
+        said = trajectory.group_size
+        size = self._rules.group_size if said is None else said
         return Group(trajectory.prompt_uid, trajectory.records[0].partition, size)
 
     def _feedback(self, stray: Stray, feedback: Feedback) -> Group | Stray | None:

@@ -148,6 +148,16 @@ async def open_topic(
         await consumer.stop()
 
 
+def read_bounds(connection: Connection, topic: str) -> dict[int, Bounds]:
+    """What all partitions of a topic hold at this moment."""
+
+    async def ask() -> dict[int, Bounds]:
+        async with open_topic(connection, topic) as reader:
+            return await reader.bounds(reader.partitions)
+
+    return asyncio.run(ask())
+
+
 async def read_records(connection: Connection, topic: str, codec: Codec) -> list[Record]:
     """All of a topic that is small enough to be read as a whole, such as the ledger."""
     async with open_topic(connection, topic) as reader:

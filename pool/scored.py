@@ -7,7 +7,7 @@ its clients expect, and cannot be trained: its Steps say why.
 """
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,30 +22,62 @@ UNKNOWN = [Segment(incarnation=0, version=0, first_token=0)]
 """Nobody told the environment which weights answered."""
 
 
+class _Sequence:
+    """One of a group's sequences, with the words that hold for it."""
+
+    def __init__(self, group: ScoredGroup, number: int, words: "_Words") -> None:
+        self.group = group
+        self.number = number
+        self.uid = f"{group.group_uid}/{number}"
+        self.tokens = group.tokens[number]
+        self.own = (words.of_each[number] if number < len(words.of_each) else None) or {}
+        self.words = words
+
+    def override(self, name: str) -> Any:
+        """Its own word outweighs the group's."""
+        return {**self.words.of_group, **self.own}.get(name)
+
+    def floats(self, sequences: list[bytes] | None) -> NDArray[np.float64]:
+        """Empty where nothing was given, which clients write as null or as an empty list."""
+        given = sequences[self.number] if sequences and self.number < len(sequences) else b""
+        return np.frombuffer(given, "<f8")
+
+
+class _Words(NamedTuple):
+    """What an environment said besides numbers, read once for a group."""
+
+    of_group: dict[str, Any]
+    of_each: list[dict[str, Any] | None]
+    generation: dict[str, Any]
+
+
 def members(received: Received) -> list[Trajectory]:
     """One trajectory per sequence that has a score."""
     assert isinstance(received.record, ScoredGroup)
     group = received.record
-    return [_trajectory(received, group, number) for number in range(_size(group))]
+    words = _Words(
+        json.loads(group.group_overrides or "null") or {},
+        json.loads(group.overrides or "null") or [],
+        json.loads(group.generation_params or "null") or {},
+    )
+    size = min(len(group.tokens), len(group.scores))
+    sequences = [_Sequence(group, number, words) for number in range(size)]
+    return [_trajectory(received, sequence, size) for sequence in sequences]
 
 
-def _size(group: ScoredGroup) -> int:
-    return min(len(group.tokens), len(group.scores))
-
-
-def _trajectory(received: Received, group: ScoredGroup, number: int) -> Trajectory:
-    uid = f"{group.group_uid}/{number}"
-    steps = [Received(step, received.partition, received.offset) for step in _steps(group, number)]
+def _trajectory(received: Received, sequence: _Sequence, size: int) -> Trajectory:
+    group = sequence.group
+    steps = [Received(step, received.partition, received.offset) for step in _steps(sequence)]
     end = TrajectoryEnd(
-        end_id=uid,
-        trajectory_uid=uid,
+        end_id=sequence.uid,
+        trajectory_uid=sequence.uid,
         prompt_uid=group.prompt_uid,
         run=group.run,
         channel=group.channel,
         status="completed",
         steps=len(steps),
-        reward=group.scores[number],
-        group_size=_size(group),
+        reward=group.scores[sequence.number],
+        group_size=size,
         created_at=group.created_at,
     )
     return Trajectory(
@@ -54,19 +86,20 @@ def _trajectory(received: Received, group: ScoredGroup, number: int) -> Trajecto
         feedback=[],
         undelivered=frozenset(),
         records=[received],
-        advantages=_advantages(group, number),
+        advantages=_advantages(sequence),
     )
 
 
-def _steps(group: ScoredGroup, number: int) -> list[Step]:
-    ids = np.frombuffer(group.tokens[number], "<i4")
-    problem = _problem(group, number, len(ids))
+def _steps(sequence: _Sequence) -> list[Step]:
+    group, number = sequence.group, sequence.number
+    ids = np.frombuffer(sequence.tokens, "<i4")
+    problem = _problem(sequence, len(ids))
     mask = np.full(len(ids), MASKED) if problem else np.frombuffer(group.masks[number], "<i4")
-    logprobs = np.zeros(len(ids)) if problem else _floats(group.inference_logprobs, number)
+    logprobs = np.zeros(len(ids)) if problem else sequence.floats(group.inference_logprobs)
     return [
         Step(
-            step_id=f"{group.group_uid}/{number}/{index}",
-            trajectory_uid=f"{group.group_uid}/{number}",
+            step_id=f"{sequence.uid}/{index}",
+            trajectory_uid=sequence.uid,
             prompt_uid=group.prompt_uid,
             step_index=index,
             run=group.run,
@@ -75,7 +108,7 @@ def _steps(group: ScoredGroup, number: int) -> list[Step]:
             response_ids=ids[first:end].tobytes(),
             response_logprobs=np.asarray(logprobs[first:end], "<f4").tobytes(),
             segments=UNKNOWN,
-            sampling=_sampling(group, number),
+            sampling=_sampling(sequence),
             not_trainable=problem,
             created_at=group.created_at,
         )
@@ -89,15 +122,16 @@ def _stretches(mask: NDArray[Any]) -> list[tuple[int, int]]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def _problem(group: ScoredGroup, number: int, length: int) -> str | None:
+def _problem(sequence: _Sequence, length: int) -> str | None:
+    group, number = sequence.group, sequence.number
     lengths = {
         "mask": len(group.masks[number]) // 4 if number < len(group.masks) else 0,
-        "logprobs": len(_floats(group.inference_logprobs, number)),
-        "advantages": len(_floats(group.advantages, number)) or length,
+        "logprobs": len(sequence.floats(group.inference_logprobs)),
+        "advantages": len(sequence.floats(group.advantages)) or length,
     }
     if not lengths["logprobs"]:
         return "it came without inference_logprobs"
-    if _override(group, number).get("sft"):
+    if sequence.override("sft"):
         return "it asks to be imitated (sft), not to be compared"
     for name, found in lengths.items():
         if found != length:
@@ -105,33 +139,16 @@ def _problem(group: ScoredGroup, number: int, length: int) -> str | None:
     return None
 
 
-def _floats(sequences: list[bytes] | None, number: int) -> NDArray[np.float64]:
-    """Empty where nothing was given, which clients write as null or as an empty list."""
-    given = sequences[number] if sequences and number < len(sequences) else b""
-    return np.frombuffer(given, "<f8")
-
-
-def _advantages(group: ScoredGroup, number: int) -> bytes | None:
-    if _override(group, number).get("set_advantage_to_zero"):
-        return np.zeros(len(group.tokens[number]) // 4, "<f4").tobytes()
-    given = _floats(group.advantages, number)
+def _advantages(sequence: _Sequence) -> bytes | None:
+    if sequence.override("set_advantage_to_zero"):
+        return np.zeros(len(sequence.tokens) // 4, "<f4").tobytes()
+    given = sequence.floats(sequence.group.advantages)
     return np.asarray(given, "<f4").tobytes() if len(given) else None
 
 
-def _override(group: ScoredGroup, number: int) -> dict[str, Any]:
-    """What holds for one sequence; its own words outweigh the group's."""
-    of_group = json.loads(group.group_overrides or "null") or {}
-    of_each = json.loads(group.overrides or "null") or []
-    own = of_each[number] if number < len(of_each) else None
-    return {**of_group, **(own or {})}
-
-
-def _sampling(group: ScoredGroup, number: int) -> str:
+def _sampling(sequence: _Sequence) -> str:
     """How it was sampled, as far as the environment says: a sequence's own words come first, then
     the generation parameters, then the group's."""
-    own = json.loads(group.overrides or "null") or []
-    said = (own[number] if number < len(own) else None) or {}
-    of_group = json.loads(group.group_overrides or "null") or {}
-    merged = {**of_group, **(json.loads(group.generation_params or "null") or {}), **said}
+    said = {**sequence.words.of_group, **sequence.words.generation, **sequence.own}
     known = ("temperature", "top_p", "top_k", "min_p")
-    return json.dumps({name: merged[name] for name in known if merged.get(name) is not None})
+    return json.dumps({name: said[name] for name in known if said.get(name) is not None})

@@ -75,6 +75,12 @@ class Trajectory:
         return self.records[0].offset
 
     @property
+    def group_size(self) -> int | None:
+        """What the trajectory itself says, its End before its Steps."""
+        said = [self.end.group_size, *(step_of(received).group_size for received in self.steps)]
+        return next((size for size in said if size is not None), None)
+
+    @property
     def is_scored(self) -> bool:
         """It was posted through the Atropos API: nobody knows which weights sampled it."""
         return isinstance(self.records[0].record, ScoredGroup)

@@ -15,7 +15,7 @@ from pool import topics
 from pool.connection import MAX_RECORD_BYTES, Connection
 from pool.errors import Fatal
 from pool.producer import Output
-from pool.reader import open_topic
+from pool.reader import read_records
 from pool.scan import Scan
 from pool.topics import POLICY
 from pool.transaction import Transactions
@@ -198,6 +198,5 @@ def _is_end(codec: Codec, value: bytes) -> bool:
 
 async def _live_runs(connection: Connection, codec: Codec) -> set[str]:
     """Those that a trainer has opened versions of."""
-    async with open_topic(connection, POLICY) as reader:
-        decoded = [codec.decode(m.value) async for m in reader.read_all() if m.value is not None]
-    return {record.run for record in decoded if isinstance(record, PolicyVersion)}
+    records = await read_records(connection, POLICY, codec)
+    return {record.run for record in records if isinstance(record, PolicyVersion)}

@@ -136,7 +136,7 @@ def exported(
         reason=end.reason,
         problem=trajectory.problem,
         metadata=end.metadata,
-        group_size=_group_size(trajectory),
+        group_size=trajectory.group_size,
         end_id=end.end_id,
         created_at=end.created_at,
         trajectory_steps=len(trajectory.steps),
@@ -169,11 +169,6 @@ def _feedback(received: Received) -> FeedbackRow:
         metadata=feedback.metadata,
         created_at=feedback.created_at,
     )
-
-
-def _group_size(trajectory: Trajectory) -> int | None:
-    said = [trajectory.end.group_size, *(step_of(r).group_size for r in trajectory.steps)]
-    return next((size for size in said if size is not None), None)
 
 
 def _step(trajectory: Trajectory, received: Received, texts: Texts | None) -> StepRow:

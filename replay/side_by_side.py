@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from pool.trajectories import Stray, Trajectory, source, step_of
+from pool.trajectories import Stray, Trajectory, source
 from schemas import Feedback
 
 Side = Literal["old", "new"]
@@ -83,7 +83,7 @@ class SideBySide:
         ended, end = trajectory.ended, trajectory.end
         sound = end.status in ("completed", "truncated") and trajectory.problem is None
         place = (ended.partition, ended.offset, trajectory.began.offset)
-        names = (trajectory.uid, trajectory.prompt_uid, _size(trajectory))
+        names = (trajectory.uid, trajectory.prompt_uid, trajectory.group_size)
         found = (sound and bool(trajectory.steps), end.reward)
         self._file.execute(ADD.format(side), (*place, *names, *found))
         for received in trajectory.feedback:
@@ -106,11 +106,6 @@ class SideBySide:
 def _place(stray: Stray) -> tuple[int, int]:
     at = source(stray.received)
     return at.partition, at.offset
-
-
-def _size(trajectory: Trajectory) -> int | None:
-    said = [trajectory.end.group_size, *(step_of(r).group_size for r in trajectory.steps)]
-    return next((size for size in said if size is not None), None)
 
 
 def _pair(

@@ -11,7 +11,6 @@ Kafka forgets the commits of a group that nobody is in after a week (`offsets.re
 topic that has rewards and no place to go on from is refused: it would be filled a second time.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Sequence
 
@@ -24,7 +23,7 @@ from pool.commits import read_commits, set_commits
 from pool.connection import Connection
 from pool.dataset import LOOK_BACK
 from pool.errors import Fatal
-from pool.reader import Bounds, open_topic
+from pool.reader import Bounds, read_bounds
 from pool.scan import Scan, Span, received
 from pool.selection import Ranges, SelectionSettings
 from pool.topics import STEPS, rewarded_topic
@@ -141,7 +140,7 @@ def _places(connection: Connection, partitions: int) -> list[Place]:
 
 
 def _check_untouched(connection: Connection, tag: str) -> None:
-    bounds = _bounds(connection, rewarded_topic(tag))
+    bounds = read_bounds(connection, rewarded_topic(tag))
     live = read_commits(connection, live_group(tag), _places(connection, len(bounds)))
     if any(bound.end > 0 for bound in bounds.values()) or any(c.offset >= 0 for c in live):
         raise Fatal(
@@ -157,7 +156,7 @@ def open_live(connection: Connection, tag: str, group: str, functions: Sequence[
     """Makes the tag's topic, or says why these functions cannot go on with it."""
     topic = rewarded_topic(tag)
     if not topics.create_twin(connection, tag):
-        bounds = _bounds(connection, topic)
+        bounds = read_bounds(connection, topic)
         _check_functions(connection, topic, bounds, functions)
         places = _places(connection, len(bounds))
         begun = any(c.offset >= 0 for c in read_commits(connection, group, places))
@@ -204,11 +203,3 @@ def _go_on(connection: Connection, tag: str, group: str) -> None:
         raise Fatal(f"{name} is not scored to its end; run its `steplog replay rescore` first")
     places = read_commits(connection, rescore_group(tag), _places(connection, len(plan.ends)))
     set_commits(connection, group, places)
-
-
-def _bounds(connection: Connection, topic: str) -> dict[int, Bounds]:
-    async def ask() -> dict[int, Bounds]:
-        async with open_topic(connection, topic) as reader:
-            return await reader.bounds(reader.partitions)
-
-    return asyncio.run(ask())

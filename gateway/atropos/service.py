@@ -20,6 +20,7 @@ from gateway.atropos.retries import Retries
 from gateway.atropos.routes import Gate
 from gateway.atropos.server import Server
 from gateway.atropos.settings import AtroposSettings
+from gateway.http_server import http_server
 from pool import topics
 from pool.errors import BrokerUnavailable, Fatal
 from pool.process import calm_the_collector, listen, start_logging
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 """Connections that wait while no server is there."""
-KEEP_ALIVE = 75
 LINGER_MS = 1
 RETRY_AFTER = 1.0
 STALLED_AFTER = 3.0
@@ -59,22 +59,7 @@ def serve(settings: AtroposSettings) -> int:
 async def _serve(
     settings: AtroposSettings, listener: socket.socket, gate: Gate, app: Any, life: Life
 ) -> None:
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=settings.drain_s,
-            lifespan="off",
-            proxy_headers=False,
-            http="httptools",
-            ws="none",
-            backlog=BACKLOG,
-        )
-    )
+    server = http_server(app, settings.drain_s, backlog=BACKLOG)
 
     def orphaned() -> None:
         asyncio.get_running_loop().remove_reader(life.keeper)
@@ -102,9 +87,8 @@ async def _run_parts(
                     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         task.result()
-            except (
-                BrokerUnavailable
-            ) as error:  # only before it is ready: later, records are sent again
+            except BrokerUnavailable as error:
+                # Only before it is ready: later, records are sent again.
                 log.warning("waiting: %s", error)
                 await asyncio.sleep(RETRY_AFTER)
     except Exception:

@@ -6,6 +6,7 @@ for everything else that the fenced producer writes.
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -27,7 +28,7 @@ class RangeEnded(Exception):
     """There will be no more batches: all that was to be read is decided."""
 
 
-class DecidingThread:
+class DecidingThread(ABC):
     def __init__(
         self,
         life: Life,
@@ -131,10 +132,11 @@ class DecidingThread:
             if not future.done():
                 future.set_exception(error)
 
+    @abstractmethod
     def _turn(self) -> None:
         """Answers, reads and decides for a moment."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _leave(self) -> None:
         """The last words of this life."""
 

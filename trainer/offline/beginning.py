@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pool.connection import Connection
 from pool.dataset import Dataset
 from pool.errors import Fatal
-from pool.reader import open_topic
+from pool.reader import open_topic, read_records
 from pool.scan import Span
 from pool.selection import SelectionSettings, find_ranges
 from pool.tokenizer import TokenizerFolder
@@ -115,8 +115,7 @@ def look(connection: Connection, run: str) -> Run:
 
 async def _look(connection: Connection, run: str) -> Run:
     codec = connection.codec()
-    async with open_topic(connection, POLICY) as reader:
-        versions = [codec.decode(message.value) async for message in reader.read_all()]
+    versions = await read_records(connection, POLICY, codec)
     if not any(isinstance(record, PolicyVersion) and record.run == run for record in versions):
         return "new"
     async with open_topic(connection, LEDGER) as reader:

@@ -44,6 +44,9 @@ class OfflineDecider(DecidingThread):
         if self._wanted is not None and self._source.is_over:
             self._end(self._wanted)
 
+    def _leave(self) -> None:
+        """It has none: what is undecided is read again from where the last Decision stands."""
+
     def _decide(self, wanted: "Future[Decision]") -> None:
         self._give(wanted, self._decisions.try_batch())
         verdicts = self._decisions.verdicts

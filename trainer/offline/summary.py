@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pool.connection import Connection
 from pool.ledger import trajectory_verdicts
-from pool.reader import open_topic
+from pool.reader import read_records
 from pool.topics import LEDGER
 from schemas import Decision, Outcome
 from trainer.progress.drawing import duration
@@ -25,14 +25,12 @@ class Summary:
     async def _read(self, connection: Connection, run: str) -> None:
         codec = connection.codec()
         seen: set[tuple[type, int]] = set()
-        async with open_topic(connection, LEDGER) as reader:
-            async for message in reader.read_all():
-                record = codec.decode(message.value)
-                if not isinstance(record, Decision | Outcome) or record.run != run:
-                    continue
-                if (name := (type(record), record.sequence)) not in seen:
-                    seen.add(name)
-                    self._add(record)
+        for record in await read_records(connection, LEDGER, codec):
+            if not isinstance(record, Decision | Outcome) or record.run != run:
+                continue
+            if (name := (type(record), record.sequence)) not in seen:
+                seen.add(name)
+                self._add(record)
 
     def _add(self, record: Decision | Outcome) -> None:
         if isinstance(record, Outcome):
