@@ -1,4 +1,4 @@
-"""End offsets of whole topics, sampled in one request: the marks of a version."""
+"""End offsets of whole topics, sampled in one request: the marks of a version, and what readers see."""
 
 import time
 
@@ -13,6 +13,8 @@ from pool.topics import find
 TIMEOUT = 10.0
 AGAIN = 0.2
 """Seconds before it is asked again."""
+LOOK_EVERY = 0.02
+PATIENCE = 60.0
 
 
 class Ends:
@@ -27,10 +29,17 @@ class Ends:
     def sample(self) -> dict[str, list[int]]:
         """For each topic the end offset of every partition. What is appended later lies at or after
         it, in a transaction or not."""
+        return self._sample(IsolationLevel.READ_UNCOMMITTED)
+
+    def readable(self) -> dict[str, list[int]]:
+        """Where those end who read committed records only."""
+        return self._sample(IsolationLevel.READ_COMMITTED)
+
+    def _sample(self, level: IsolationLevel) -> dict[str, list[int]]:
         deadline = time.monotonic() + TIMEOUT
         while True:
             try:
-                return self._ask()
+                return self._ask(level)
             except (KafkaException, TimeoutError) as error:
                 if time.monotonic() > deadline:
                     raise BrokerUnavailable(
@@ -40,7 +49,7 @@ class Ends:
                 self._admin = AdminClient(self._connection.confluent())
                 time.sleep(AGAIN)
 
-    def _ask(self) -> dict[str, list[int]]:
+    def _ask(self, level: IsolationLevel) -> dict[str, list[int]]:
         places = {
             (topic, number): TopicPartition(self._connection.topic_name(topic), number)
             for topic, count in self._partitions.items()
@@ -49,7 +58,7 @@ class Ends:
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         asked = self._admin.list_offsets(
             dict.fromkeys(places.values(), latest),
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            isolation_level=level,
             request_timeout=TIMEOUT,
         )
         answers = {place: future.result(TIMEOUT).offset for place, future in asked.items()}
@@ -57,3 +66,18 @@ class Ends:
             topic: [answers[places[topic, number]] for number in range(count)]
             for topic, count in self._partitions.items()
         }
+
+
+def wait_until_readable(connection: Connection, topic: str) -> None:
+    """Until readers see all that the topic has now. A commit is answered before its markers are in
+    the partitions, and until then they see none of it."""
+    ends = Ends(connection, topic)
+    written = ends.sample()[topic]
+    deadline = time.monotonic() + PATIENCE
+    while any(seen < end for seen, end in zip(ends.readable()[topic], written, strict=True)):
+        if time.monotonic() > deadline:
+            raise BrokerUnavailable(
+                f"transactions keep readers from the end of {connection.topic_name(topic)} "
+                f"for {PATIENCE:g} s"
+            )
+        time.sleep(LOOK_EVERY)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pool import topics
 from pool.connection import MAX_RECORD_BYTES, Connection
+from pool.ends import wait_until_readable
 from pool.errors import Fatal
 from pool.producer import Output
 from pool.reader import read_records
@@ -101,6 +102,7 @@ class Importer:
             for chunk in _chunks(self._new(files, written)):
                 transactions.write(chunk)
                 moved(written.steps + written.known)
+        wait_until_readable(self._settings, self._settings.topic)
         told = f"{written.trajectories:,} trajectories, {written.steps:,} Steps in {self._topic}"
         if written.known:
             told += f"; Steps that it had already: {written.known:,}"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from pool import topics
 from pool.dataset import Dataset
+from pool.ends import wait_until_readable
 from pool.errors import Fatal
 from pool.process import stopped_by_signals
 from pool.selection import Selection, find_ranges
@@ -93,6 +94,7 @@ def _score(
         finally:
             scorer.close()
     if progress.is_known_over:
+        wait_until_readable(settings, rewarded_topic(settings.into))
         view.finished(done)
     else:
         view.stopped()

@@ -47,11 +47,11 @@ class Decisions:
         self._describe = describe
 
     def tell_version(self, version: int) -> None:
-        was_told = self.version is not None
-        self.version = version
-        if not was_told:
-            unjudged, self.ready = self.ready, []
-            for ready in unjudged:
+        """What waits is judged anew: what became too old keeps no place until the next batch."""
+        if version != self.version:
+            self.version = version
+            waiting, self.ready = self.ready, []
+            for ready in waiting:
                 self.admit(ready)
 
     def newest(self) -> int:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,6 +98,13 @@ def _content(body: bytes) -> Any:
         return body.decode()
 
 
+def until(true: Callable[[], bool], limit: float = 30.0) -> None:
+    deadline = time.monotonic() + limit
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def scored(score: float, size: int = 4, env_id: int | None = None, tokens: int = 2) -> Any:
     """A group that is known by its score."""
     rows = [list(range(tokens))] * size
@@ -116,7 +123,10 @@ class RunningAtropos(Client):
         (child,) = psutil.Process(self.process.pid).children()
         return int(child.pid)
 
-    def kill_server(self) -> None:
+    def kill_server(self, handed: int = 0) -> None:
+        """When the log knows that it has handed over so many batches: one that it does not know of
+        comes again."""
+        until(lambda: self.metric("atropos_batches_total") >= handed)
         os.kill(self.server, signal.SIGKILL)
 
     def stop(self) -> int:

@@ -48,7 +48,7 @@ def trained_items(
     """Polls as trainers do until the environment has ended; the items of all groups that came."""
     items: list[int] = []
     deadline = time.monotonic() + LIMIT_S
-    batches = 0
+    batches = killed = 0
     while env.poll() is None:
         assert time.monotonic() < deadline
         batch = atropos.get("/batch")["batch"]
@@ -59,7 +59,8 @@ def trained_items(
         items += [group["tokens"][0][0] for group in batch]
         assert sum(len(group["tokens"]) for group in batch) == BATCH
         if batches in kill_at:
-            atropos.kill_server()
+            atropos.kill_server(handed=batches - killed)
+            killed = batches
             time.sleep(POLL_S)  # the next question may reach the one that dies
     return items
 

@@ -15,8 +15,8 @@ from pool.connection import Connection
 from schemas import Record, Step
 from schemas.packing import unpack_ids, unpack_logprobs
 from steplog import local_kafka
-from tests.gateway.atropos.running import RunningAtropos, running_atropos, scored
-from tests.gateway.atropos.test_lives import post_as_clients_do, until
+from tests.gateway.atropos.running import RunningAtropos, running_atropos, scored, until
+from tests.gateway.atropos.test_lives import post_as_clients_do
 from tests.pool.records import end, step
 from tests.trainer.agents import RUN, group, submit
 
@@ -140,7 +140,7 @@ def test_an_incomplete_group_comes_after_its_deadline_and_not_again(
     atropos.get("/reset_data")
     atropos.begin(batch_size=4)
     for epoch in (1, 2):
-        atropos.kill_server()
+        atropos.kill_server(handed=1)
         rewards = [10.0 * epoch + n for n in range(4)]
         write(log, group_of("again", rewards))
         assert [one["scores"] for one in batch(atropos)] == [rewards]
@@ -174,8 +174,7 @@ def test_groups_of_agents_and_environments_come_exactly_once_while_servers_die(
     pulled: list[float] = []
     for _ in range(3):
         pulled += [batch(atropos)[0]["scores"][0] for _ in range(5)]
-        until(lambda: atropos.metric("atropos_batches_total") >= 5)
-        atropos.kill_server()
+        atropos.kill_server(handed=5)
     over.set()
     for thread in threads:
         thread.join()

@@ -6,14 +6,13 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pool import topics
 from pool.connection import Connection
-from tests.gateway.atropos.running import RunningAtropos, running_atropos, scored
+from tests.gateway.atropos.running import RunningAtropos, running_atropos, scored, until
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -43,13 +42,6 @@ def drained(atropos: RunningAtropos) -> list[float]:
     while scores := atropos.batch_scores():
         found += [group[0] for group in scores]
     return found
-
-
-def until(true: Callable[[], bool], limit: float = 30.0) -> None:
-    deadline = time.monotonic() + limit
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_groups_posted_while_servers_die_come_exactly_once(atropos: RunningAtropos) -> None:
@@ -100,7 +92,7 @@ def test_an_environment_keeps_its_id_and_its_numbers(atropos: RunningAtropos) ->
     before = [atropos.get(path) for path in asked]
     polled = atropos.get("/status-env", {"env_id": env_id})
     assert polled["current_step"] == 6
-    atropos.kill_server()
+    atropos.kill_server(handed=1)
     assert atropos.get("/status-env", {"env_id": env_id}) == polled
     assert [atropos.get(path) for path in asked] == before
     # The buffer, too: 3 and 3 wait for a 1.

@@ -100,6 +100,21 @@ def test_i8_a_record_older_than_allowed_is_refused_by_its_offset_alone(log: Conn
         assert decided.first_offset >= marks._steps[1][decided.partition]
 
 
+def test_what_became_too_old_while_it_waited_keeps_no_place(log: Connection) -> None:
+    """Whoever waits for the next batch may wait long, and a place in the pipeline with it."""
+    with deciding(log, max_age=0) as life:
+        life.open(0)
+        submit(log, group("a") + group("b"))
+        life.next_batch(1)
+        life.open(1)
+        submit(log, group("c", version=1) + group("d", version=1) + group("old", version=0))
+        until(lambda: life.decider.ready() == 3)
+        decision = life.next_batch(2)
+        assert trained(decision) == ["c", "d"]
+        assert life.decider.ready() == 0
+    assert {verdicts(log)[f"old-{n}"] for n in range(4)} == {"stale"}
+
+
 def test_a_record_that_claims_a_version_before_it_was_open_is_invalid(log: Connection) -> None:
     with deciding(log, groups_per_batch=1) as life:
         life.open(0)
