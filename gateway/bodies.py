@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from gateway.errors import BadRequest, Unprocessable, decoded
+from pool.submitted import Uid
 
 Body = TypeVar("Body")
-Uid = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 GroupSize = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 Deadline = Annotated[float, msgspec.Meta(gt=0, le=5 * 24 * 3600)]

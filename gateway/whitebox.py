@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import aiohttp
 import msgspec
 
-from gateway.bodies import Uid, decode, finite, metadata_text
+from gateway.bodies import decode, finite, metadata_text
 from gateway.dialects.sampling import SamplingBody, stop_strings
 from gateway.engines.engine import TROUBLES
 from gateway.engines.policy import Policy
@@ -20,13 +20,11 @@ from gateway.requests import Request
 from gateway.state.log import Log
 from gateway.state.trajectories import Completion, Trajectories
 from gateway.state.trajectory import Trajectory
-from pool import submitted as submitted_
 from pool.prompts import delta as prompt_delta
+from pool.submitted import WITHOUT_LOGPROBS, SubmittedStep, TokenId, step_id
 from schemas import Segment, Step
 from schemas.packing import pack_ids, pack_logprobs
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 REWARD_TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
@@ -35,19 +33,6 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     sampling_params: dict[str, Any] = {}
     image_data: Any = None
     video_data: Any = None
-
-
-class SubmittedStep(msgspec.Struct, kw_only=True):
-    prompt_ids: list[TokenId]
-    response_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)]
-    trajectory_uid: Uid
-    prompt_uid: Uid
-    step_index: Index = 0
-    policy_version: Index = 0
-    is_last: bool = False
-    reward: float | None = None
-    rollout_log_probs: list[float] | None = None
-    metadata: dict[str, Any] | None = None
 
 
 class SubmitBody(msgspec.Struct, kw_only=True):
@@ -192,11 +177,11 @@ class Submission:
 
 def _step_id(submitted: SubmittedStep) -> str:
     prompt, response = pack_ids(submitted.prompt_ids), pack_ids(submitted.response_ids)
-    return submitted_.step_id(submitted.trajectory_uid, submitted.step_index, prompt, response)
+    return step_id(submitted.trajectory_uid, submitted.step_index, prompt, response)
 
 
 def _why_not(submitted: SubmittedStep) -> str | None:
-    return None if submitted.rollout_log_probs else "it was submitted without rollout_log_probs"
+    return None if submitted.rollout_log_probs else WITHOUT_LOGPROBS
 
 
 async def compute_reward(session: aiohttp.ClientSession, url: str | None, body: bytes) -> bytes:

@@ -1,9 +1,33 @@
-"""Ids of Steps that an agent sampled itself: made of their content, so that what is sent or imported
-again is folded."""
+"""Steps that an agent sampled itself, as it sends them and as dumps have them.
+
+Their ids are made of their content, so that what is sent or imported again is folded.
+"""
 
 import uuid
+from typing import Annotated, Any
 
+import msgspec
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Uid = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+WITHOUT_LOGPROBS = "it was submitted without rollout_log_probs"
+"""Why it cannot be trained."""
 SUBMITTED = uuid.UUID("0f0b8d39-4c5d-4f0b-9a52-7f9b1f0b6a57")
+
+
+class SubmittedStep(msgspec.Struct, kw_only=True, gc=False):
+    prompt_ids: list[TokenId]
+    response_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+    trajectory_uid: Uid
+    prompt_uid: Uid
+    step_index: Index = 0
+    policy_version: Index = 0
+    is_last: bool = False
+    reward: float | None = None
+    rollout_log_probs: list[float] | None = None
+    metadata: dict[str, Any] | None = None
 
 
 def step_id(trajectory_uid: str, step_index: int, prompt: bytes, response: bytes) -> str:

@@ -8,34 +8,18 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from pool.submitted import end_id, step_id
+from pool.submitted import WITHOUT_LOGPROBS, SubmittedStep, end_id, step_id
 from replay.records import BadRow
 from replay.rows import FORMAT, Exported, Ids, Logprobs, StepRow, TrajectoryRow
 from schemas import Segment
 from schemas.packing import pack_ids, pack_logprobs
 from schemas.records import Status
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Uid = Annotated[str, msgspec.Meta(min_length=1)]
-WITHOUT_LOGPROBS = "it was submitted without rollout_log_probs"
 UNENDED = "the dump has no last Step of it"
-
-
-class SubmittedStep(msgspec.Struct, kw_only=True, gc=False):
-    prompt_ids: list[TokenId]
-    response_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)]
-    trajectory_uid: Uid
-    prompt_uid: Uid
-    step_index: int = 0
-    policy_version: int = 0
-    is_last: bool = False
-    reward: float | None = None
-    rollout_log_probs: list[float] | None = None
-    metadata: dict[str, Any] | None = None
 
 
 class Dump:
