@@ -12,12 +12,12 @@ from typing import Any
 from confluent_kafka import KafkaError, Message
 from confluent_kafka import Producer as ConfluentProducer
 
+from pool.bar import bar
 from pool.connection import Connection
 from pool.errors import BrokerUnavailable, Fatal
 from pool.partition import DELETED
 from pool.producer import producer_options
 from pool.scan import Scan, Span
-from replay.bar import bar
 from replay.forbidden import Forbidden, decoded
 
 GAP = b"steplog.gap"

@@ -9,11 +9,11 @@ was: copy while the services work, stop them, and copy the rest.
 from collections.abc import Callable, Iterator
 
 from pool import topics
+from pool.bar import bar
 from pool.connection import Connection
 from pool.errors import Fatal
 from pool.scan import Scan
 from pool.topics import DEAD_LETTERS, LEDGER, POLICY
-from replay.bar import bar
 from replay.copying import Copied, Copy
 from replay.forbidden import Forbidden, decoded
 from replay.groups import copy_offsets

@@ -7,11 +7,11 @@ files whenever it is asked for, as long as the log keeps it.
 from collections.abc import Iterator
 from pathlib import Path
 
+from pool.bar import bar
 from pool.dataset import Dataset
 from pool.errors import Fatal
 from pool.trajectories import Trajectory
 from replay import card
-from replay.bar import bar
 from replay.late import gather
 from replay.place import new_place
 from replay.rows import Exported, exported

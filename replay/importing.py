@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from pool import topics
+from pool.bar import bar
 from pool.connection import MAX_RECORD_BYTES, Connection
 from pool.ends import wait_until_readable
 from pool.errors import Fatal
@@ -20,7 +21,6 @@ from pool.reader import read_records
 from pool.scan import Scan
 from pool.topics import POLICY
 from pool.transaction import Transactions
-from replay.bar import bar
 from replay.records import BadRow, records_of
 from replay.settings import ImportSettings
 from replay.sources import Files, Found

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
+from pool.bar import bar
 from pool.connection import Connection
 from pool.dataset import Dataset
 from pool.errors import Fatal
@@ -39,14 +40,11 @@ class Beginning:
 
     @classmethod
     def find(cls, settings: TrainSettings, tokenizer: TokenizerFolder) -> Self:
-        """Of a new run; refuses a range that holds nothing to train."""
+        """Of a new run. The whole range is looked over before anything is written: what cannot be
+        trained there is told now, not after hours."""
         selection = part(settings, SelectionSettings)
         ranges = find_ranges(settings, settings.topic, selection)
-        with Dataset(settings, settings.topic, selection, settings.channel) as dataset:
-            first = next(iter(dataset), None)
-        if first is not None:
-            check_ids(first, tokenizer)
-        elif not settings.accept_scored:
+        if not _look_over(settings, selection, tokenizer) and not settings.accept_scored:
             raise Fatal(
                 f"the range holds no trajectory of channel {settings.channel} that is selected"
             )
@@ -97,6 +95,22 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value)) or "nothing"
     return "nothing" if value is None else str(value)
+
+
+def _look_over(
+    settings: TrainSettings, selection: SelectionSettings, tokenizer: TokenizerFolder
+) -> int:
+    """How many trajectories are selected; refuses records of a later version and foreign ids."""
+    count = 0
+    with (
+        Dataset(settings, settings.topic, selection, settings.channel) as dataset,
+        bar("looking over", dataset.scan.total) as moved,
+    ):
+        for trajectory in dataset:
+            check_ids(trajectory, tokenizer)
+            count += 1
+            moved(dataset.scan.done)
+    return count
 
 
 def check_ids(trajectory: Trajectory, tokenizer: TokenizerFolder) -> None:
