@@ -1,11 +1,13 @@
 """One real broker for the whole run, and a topic prefix of its own for every test."""
 
 import os
+import random
 import select
 import signal
 import socket
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -14,9 +16,13 @@ from steplog import local_kafka
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """None from which the kernel gives to clients: one of those would have it while a server that was
+    killed is started again."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def kill(broker: local_kafka.Broker) -> None:

@@ -91,10 +91,12 @@ def test_other_software_reads_what_we_write(
     serialization = pytest.importorskip("confluent_kafka.serialization")
     context = serialization.SerializationContext(TOPIC, serialization.MessageField.VALUE)
     codec = Codec(SchemaRegistry(server.url))
+    options = {"subject.name.strategy": topic_record_subject_name_strategy}
+    read = avro.AvroDeserializer(client, conf=options)
     for record in FULL:
-        read = avro.AvroDeserializer(client)(codec.encode(record, TOPIC), context)
-        assert list(read) == list(record.__struct_fields__)
-    step = avro.AvroDeserializer(client)(codec.encode(FULL[0], TOPIC), context)
+        found = read(codec.encode(record, TOPIC), context)
+        assert list(found) == list(record.__struct_fields__)
+    step = read(codec.encode(FULL[0], TOPIC), context)
     assert isinstance(FULL[0], Step)
     assert (step["step_id"], step["prompt_ids"]) == (FULL[0].step_id, FULL[0].prompt_ids)
 
