@@ -27,8 +27,8 @@ from gateway.dialects.messages import Messages, anthropic_error, count_tokens_re
 from gateway.dialects.responses import Responses
 from gateway.errors import ApiError, BadRequest, NotFound, TooMany, Unavailable
 from gateway.exchange import Exchange
-from gateway.gateway import Gateway, api_key
-from gateway.keys import SEPARATOR, Keys
+from gateway.gateway import Gateway
+from gateway.keys import SEPARATOR, Keys, api_key
 from gateway.requests import Dialect
 from gateway.settings import GatewaySettings
 from pool import tracing

@@ -18,7 +18,7 @@ from gateway.engines.policy import Policy
 from gateway.errors import BadRequest, NotFound
 from gateway.exchange import Exchange
 from gateway.generation import Generator
-from gateway.keys import Keys
+from gateway.keys import Keys, api_key
 from gateway.requests import Dialect, Request
 from gateway.settings import GatewaySettings
 from gateway.state.log import Log
@@ -309,12 +309,6 @@ def _step_id(trajectory: Trajectory, given: str) -> str:
 def scope(tenant: str) -> str:
     """Goes before a tenant's prompt_uids, so that nobody can join another tenant's groups."""
     return f"{tenant}/" if tenant else ""
-
-
-def api_key(exchange: Exchange) -> str | None:
-    """As OpenAI's clients send it, or Anthropic's."""
-    kind, _, key = (exchange.header(b"authorization") or "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else exchange.header(b"x-api-key")
 
 
 def public_url(exchange: Exchange) -> str:

@@ -44,9 +44,12 @@ class Reply(NamedTuple):
 class Client:
     """Speaks to any server of the API: a new connection for each request, as environments do."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, prefix: str = "") -> None:
         self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+        self.prefix = prefix
+        self.url = f"http://127.0.0.1:{port}{prefix}"
+        self.always: dict[str, str] = {}
+        """Headers of every request."""
 
     def ask(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
@@ -56,7 +59,7 @@ class Client:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         sent = headers if headers is not None else (JSON if data is not None else {})
         try:
-            connection.request(method, path, data, sent)
+            connection.request(method, self.prefix + path, data, self.always | sent)
             response = connection.getresponse()
             content = response.read()
         finally:
