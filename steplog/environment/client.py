@@ -71,7 +71,7 @@ class Trajectory:
     prompt_uid: str
     client: AsyncOpenAI
     calls: list[Call] = field(default_factory=list)
-    """What was said, as far as it was chat."""
+    """What was said."""
 
 
 class Backend(Protocol):
