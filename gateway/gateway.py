@@ -150,6 +150,16 @@ class Gateway:
         ]
         await exchange.reply(200, msgspec.json.encode({"object": "list", "data": cards}))
 
+    async def tell_policy(self, exchange: Exchange) -> None:
+        """The newest version that all engines had; none, if no trainer has given any yet."""
+        live = self._policy.live
+        told = {
+            "run": self._policy.run,
+            "incarnation": live and live.incarnation,
+            "version": live and live.number,
+        }
+        await exchange.reply(200, msgspec.json.encode(told))
+
     # Trajectories
 
     async def init(self, exchange: Exchange) -> None:
