@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -174,3 +175,25 @@ def running_atropos(
         if process.poll() is None:
             process.terminate()
             process.wait()
+
+
+@contextmanager
+def counting(
+    atropos: Client, tokenizer: Path, steps: int, log: Path
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """An environment of Atropos' own kind that serves for so many steps."""
+    environ = os.environ | {
+        "COUNTING_TOKENIZER": str(tokenizer),
+        "COUNTING_STEPS": str(steps),
+        "COUNTING_URL": atropos.url,
+        "HF_HUB_OFFLINE": "1",
+    }
+    script = Path(__file__).with_name("counting_env.py")
+    with log.open("wb") as output:
+        command = [sys.executable, str(script), "serve"]
+        env = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environ)
+    try:
+        yield env
+    finally:
+        env.kill()
+        env.wait()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 from pool import topics
 from pool.connection import Connection
 from steplog import local_kafka
+from steplog.cli import TERMINATED
 from tests.gateway.asking import chat, eventually, steps
-from tests.gateway.atropos.running import Client, running_atropos, scored
+from tests.gateway.atropos.running import Client, counting, running_atropos, scored
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.steplog.command import reaching, steplog
@@ -79,6 +81,22 @@ def test_a_killed_server_loses_nothing_and_nobody_is_refused(both: Both, uid: st
     assert atropos.get("/status-env", {"env_id": env_id})["current_step"] == 1
 
 
+@pytest.mark.slow
+def test_a_stock_environment_serves_there_to_its_end(
+    both: Both, tokenizer: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("atroposlib")
+    both.atropos.get("/reset_data")
+    log, groups = tmp_path / "env.log", 0
+    with counting(both.atropos, tokenizer, 4, log) as env:
+        both.atropos.begin(max_token_len=64, num_steps=4)
+        while env.poll() is None:
+            groups += len(both.atropos.batch_scores() or ())
+            time.sleep(0.1)
+        assert env.returncode == 0, log.read_text()[-3000:]
+    assert groups >= 4 * 2
+
+
 def test_another_server_takes_the_run_over_and_calls_go_on(
     both: Both, own_log: Connection, uid: str
 ) -> None:
@@ -92,6 +110,12 @@ def test_another_server_takes_the_run_over_and_calls_go_on(
         assert f"taken over run {RUN}" in refused.body["detail"]
         assert both.atropos.ask("GET", "/ready").status == 503
         eventually(lambda: chat(both.gateway, uid, "p").status == 200)
+
+
+def test_it_ends_as_a_whole(both: Both) -> None:
+    server = psutil.Process(both.server())
+    assert both.gateway.terminate() == TERMINATED
+    assert not server.is_running()
 
 
 def test_processes_that_share_a_port_cannot_have_it(connection: Connection) -> None:
