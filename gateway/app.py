@@ -27,8 +27,8 @@ from gateway.dialects.messages import Messages, anthropic_error, count_tokens_re
 from gateway.dialects.responses import Responses
 from gateway.errors import ApiError, BadRequest, NotFound, TooMany, Unavailable
 from gateway.exchange import Exchange
-from gateway.gateway import Gateway, api_key
-from gateway.keys import SEPARATOR, Keys
+from gateway.gateway import Gateway
+from gateway.keys import SEPARATOR, Keys, api_key
 from gateway.requests import Dialect
 from gateway.settings import GatewaySettings
 from pool import tracing
@@ -36,7 +36,7 @@ from pool.errors import BrokerUnavailable
 
 log = logging.getLogger(__name__)
 
-OPERATIONS = ("/health", "/ready", "/metrics")
+OPERATIONS = ("/health", "/ready", "/metrics", "/policy")
 """Routes that are asked every few seconds; nobody wants traces of them."""
 BASE = "/{trajectory_uid}/{prompt_uid}/v1"
 TEXT = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
@@ -288,12 +288,18 @@ class Routes:
         self._add("GET", "/health", _health)
         self._add("GET", "/ready", self._ready)
         self._add("GET", "/metrics", self._metrics)
+        self._add("GET", "/policy", self._policy)
 
     async def _ready(self, exchange: Exchange) -> None:
         reasons = self._state.ready().waits_for()
         if reasons:
             raise Unavailable(f"not ready: {', '.join(reasons)}")
         await exchange.reply(200, b'{"status":"ready"}')
+
+    async def _policy(self, exchange: Exchange) -> None:
+        gateway = self._state.ready()
+        gateway.check_caller(exchange)
+        await gateway.tell_policy(exchange)
 
     async def _metrics(self, exchange: Exchange) -> None:
         if self._state.gateway is not None:

@@ -18,7 +18,7 @@ from gateway.engines.policy import Policy
 from gateway.errors import BadRequest, NotFound
 from gateway.exchange import Exchange
 from gateway.generation import Generator
-from gateway.keys import Keys
+from gateway.keys import Keys, api_key
 from gateway.requests import Dialect, Request
 from gateway.settings import GatewaySettings
 from gateway.state.log import Log
@@ -149,6 +149,16 @@ class Gateway:
             {"id": name, "object": "model", "created": 0, "owned_by": "steplog"} for name in names
         ]
         await exchange.reply(200, msgspec.json.encode({"object": "list", "data": cards}))
+
+    async def tell_policy(self, exchange: Exchange) -> None:
+        """The newest version that all engines had; none, if no trainer has given any yet."""
+        live = self._policy.live
+        told = {
+            "run": self._policy.run,
+            "incarnation": live and live.incarnation,
+            "version": live and live.number,
+        }
+        await exchange.reply(200, msgspec.json.encode(told))
 
     # Trajectories
 
@@ -309,12 +319,6 @@ def _step_id(trajectory: Trajectory, given: str) -> str:
 def scope(tenant: str) -> str:
     """Goes before a tenant's prompt_uids, so that nobody can join another tenant's groups."""
     return f"{tenant}/" if tenant else ""
-
-
-def api_key(exchange: Exchange) -> str | None:
-    """As OpenAI's clients send it, or Anthropic's."""
-    kind, _, key = (exchange.header(b"authorization") or "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else exchange.header(b"x-api-key")
 
 
 def public_url(exchange: Exchange) -> str:

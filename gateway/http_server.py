@@ -1,5 +1,8 @@
 """The HTTP server of our own apps: httptools, no log of its own, no header that nobody reads."""
 
+import asyncio
+import socket
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import uvicorn
@@ -26,3 +29,29 @@ def http_server(app: Any, drain_s: int, **options: Any) -> uvicorn.Server:
             **options,
         )
     )
+
+
+async def serve_beside(
+    server: uvicorn.Server,
+    listeners: Sequence[socket.socket],
+    *works: Coroutine[Any, Any, None],
+) -> None:
+    """Serves while the works run; ends, and raises, when one of them cannot go on."""
+    tasks = [asyncio.create_task(_end_if_broken(server, work)) for work in works]
+    try:
+        await server.serve(sockets=list(listeners))
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for one in ended:
+        if isinstance(one, Exception):
+            raise one
+
+
+async def _end_if_broken(server: uvicorn.Server, work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except Exception:
+        server.should_exit = True
+        raise

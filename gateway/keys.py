@@ -17,6 +17,7 @@ from typing import NamedTuple
 from pydantic import SecretStr
 
 from gateway.errors import NotFound, Unauthorized
+from gateway.exchange import Exchange
 from pool.errors import Fatal
 
 SEPARATOR = "~"
@@ -57,7 +58,8 @@ class Keys:
                 owner = tenant
         if owner is None:
             raise Unauthorized(
-                "this needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key`",
+                "this needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key`, or in "
+                "the URL, as http://any:KEY@HOST",
                 code="invalid_api_key",
             )
         return owner
@@ -92,6 +94,25 @@ class Keys:
     def _signature(self, uid: str, claim: str) -> str:
         digest = hmac.digest(self._secret, f"{uid}\n{claim}".encode(), "sha256")
         return base64.urlsafe_b64encode(digest[:18]).decode()
+
+
+def api_key(exchange: Exchange) -> str | None:
+    """As OpenAI's clients send it, or Anthropic's, or as any client does whose URL has a login: some
+    take nothing but a URL."""
+    kind, _, given = (exchange.header(b"authorization") or "").partition(" ")
+    match kind.lower():
+        case "bearer":
+            return given.strip()
+        case "basic":
+            return _password(given)
+    return exchange.header(b"x-api-key")
+
+
+def _password(login: str) -> str | None:
+    try:
+        return base64.b64decode(login).decode().partition(":")[2]
+    except ValueError:
+        return None
 
 
 class Signed(NamedTuple):

@@ -2,19 +2,22 @@
 
 import asyncio
 import logging
+import socket
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
-import uvicorn
 import uvloop
 
-from gateway.app import State, make_app
+from gateway.app import App, State, make_app
+from gateway.atropos.keeper import Life, keep
+from gateway.atropos.mounted import Mounted
+from gateway.atropos.service import BACKLOG, end_with_keeper
 from gateway.engines.fleet import open_engines
 from gateway.engines.policy import Policy
 from gateway.gateway import Gateway
 from gateway.generation import Generator
-from gateway.http_server import http_server
+from gateway.http_server import http_server, serve_beside
 from gateway.keys import load_keys
 from gateway.rendering import Renderer
 from gateway.settings import GatewaySettings
@@ -34,41 +37,59 @@ log = logging.getLogger(__name__)
 RETRY_AFTER = 2.0
 
 
-def serve(settings: GatewaySettings) -> None:
-    """Runs until SIGTERM or Ctrl-C; raises Fatal with one sentence when it cannot."""
+def serve(settings: GatewaySettings) -> int:
+    """Runs until SIGTERM or Ctrl-C; raises Fatal with one sentence, or gives an exit code, when it
+    cannot."""
     hide_torch()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings))
-
-
-async def _serve(settings: GatewaySettings) -> None:
-    state = State(settings, load_keys(settings.keys, settings.keys_file, settings.signing_secret))
-    with listen(settings.host, settings.port, reuse_port=settings.reuse_port) as listener:
+    keys = load_keys(settings.keys, settings.keys_file, settings.signing_secret)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(listener) for listener in _listen(settings)]
         start_logging("gateway", settings)
-        server = http_server(make_app(state), settings.drain_s)
-        parts = asyncio.create_task(_run_parts(settings, state, server), name="parts")
-        log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+        for listener in listeners:
+            log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+        state = State(settings, keys)
+        app = make_app(state)
+        if settings.atropos:
+            return _serve_with_atropos(state, app, listeners)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            server = http_server(app, settings.drain_s)
+            runner.run(serve_beside(server, listeners, _run_parts(state)))
+        return 0
+
+
+def _listen(settings: GatewaySettings) -> Iterator[socket.socket]:
+    shared = settings.reuse_port
+    yield listen(settings.host, settings.port, reuse_port=shared)
+    for port in settings.also_ports:
+        yield listen(settings.host, port, reuse_port=shared, option="--also-ports")
+
+
+def _serve_with_atropos(state: State, gateway: App, listeners: Sequence[socket.socket]) -> int:
+    mounted = Mounted(state.settings.atropos_settings(), state.keys)
+    app = mounted.beside(gateway)
+    for listener in listeners:
+        listener.listen(BACKLOG)
+
+    async def serve_life(life: Life) -> None:
+        server = http_server(app, state.settings.drain_s, backlog=BACKLOG)
+        end_with_keeper(server, life)
+        await serve_beside(server, listeners, _run_parts(state), mounted.run(life))
+
+    def serve_once(life: Life) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve_life(life))
+
+    return keep(serve_once)
+
+
+async def _run_parts(state: State) -> None:
+    """Keeps the parts running until cancelled; raises when they cannot go on."""
+    while True:
         try:
-            await server.serve(sockets=[listener])
-        finally:
-            parts.cancel()
-            ended = await asyncio.gather(parts, return_exceptions=True)
-        if isinstance(ended[0], Exception):
-            raise ended[0]
-
-
-async def _run_parts(settings: GatewaySettings, state: State, server: uvicorn.Server) -> None:
-    """Keeps the parts running until cancelled; ends the server when they cannot go on."""
-    try:
-        while True:
-            try:
-                await _run_once(settings, state)
-            except BrokerUnavailable as error:  # it went away while the parts were opened
-                log.warning("waiting: %s", error)
-                await asyncio.sleep(RETRY_AFTER)
-    except Exception:
-        server.should_exit = True
-        raise
+            await _run_once(state.settings, state)
+        except BrokerUnavailable as error:  # it went away while the parts were opened
+            log.warning("waiting: %s", error)
+            await asyncio.sleep(RETRY_AFTER)
 
 
 async def _run_once(settings: GatewaySettings, state: State) -> None:

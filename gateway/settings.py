@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
+from gateway.atropos.settings import AtroposSettings
 from pool.process import LOOPBACK, ServiceSettings
 
 Positive = Annotated[int, Field(gt=0)]
@@ -18,6 +19,11 @@ class GatewaySettings(ServiceSettings):
     tokenizer: str = Field(description="folder of the model's tokenizer and chat template")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8100, ge=0, lt=65536, description="port to listen on")
+    also_ports: tuple[Annotated[int, Field(gt=0, lt=65536)], ...] = Field(
+        (),
+        description="further ports to listen on: Atropos environments that give no list of servers ask "
+        "9004,9005,9006,9007",
+    )
     reuse_port: bool = Field(
         False, description="share the port with other gateway processes (SO_REUSEPORT)"
     )
@@ -68,6 +74,17 @@ class GatewaySettings(ServiceSettings):
         None, description="signs base URLs; by default derived from the keys"
     )
     insecure: bool = Field(False, description="listen beyond loopback without keys")
+    atropos: bool = Field(
+        False,
+        description="serve Atropos environments and trainers too, under /atropos, as `steplog atropos` "
+        "does",
+    )
+    atropos_serve_agents: bool = Field(
+        False, description="hand out groups of agents there, too: of the run's channel `train`"
+    )
+    atropos_max_queue: Positive | None = Field(
+        None, description="groups that may wait there; further posts get 503 (default: no limit)"
+    )
     reward: str | None = Field(None, description="URL of a reward worker, for /compute_reward")
 
     @field_validator("unbound_channel")
@@ -84,6 +101,33 @@ class GatewaySettings(ServiceSettings):
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"an engine is a URL such as http://127.0.0.1:8000, not {url!r}")
         return tuple(url.rstrip("/") for url in engines)
+
+    @field_validator("also_ports")
+    @classmethod
+    def _differ(cls, ports: tuple[int, ...], others: ValidationInfo) -> tuple[int, ...]:
+        if len({*ports, others.data.get("port")}) <= len(ports):
+            raise ValueError("a port is there twice")
+        return ports
+
+    @model_validator(mode="after")
+    def _is_one_server_of_a_run(self) -> Self:
+        if self.atropos and self.reuse_port:
+            raise ValueError(
+                "one server serves a run's Atropos environments, so --atropos cannot share its port "
+                "(--reuse-port); start `steplog atropos` beside the gateways"
+            )
+        return self
+
+    def atropos_settings(self) -> AtroposSettings:
+        """Of the Atropos API under /atropos: what holds for both is what it is here."""
+        return AtroposSettings(
+            **{name: getattr(self, name) for name in ServiceSettings.model_fields},
+            run=self.run,
+            group_size=self.group_size,
+            quorum=self.usable_share,
+            serve_agents=self.atropos_serve_agents,
+            max_queue=self.atropos_max_queue,
+        )
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:

@@ -67,7 +67,9 @@ def check_address(host: str, insecure: bool, danger: str) -> None:
         raise ValueError(f"listening on {host} {danger}")
 
 
-def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+def listen(
+    host: str, port: int, *, reuse_port: bool = False, option: str = "--port"
+) -> socket.socket:
     """A bound socket: port 0 takes any free one. `reuse_port` lets several processes share it."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,7 +80,7 @@ def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     except OSError as error:
         listener.close()
         raise Fatal(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}"
         ) from error
     return listener
 

@@ -51,6 +51,11 @@ class _Words(NamedTuple):
     generation: dict[str, Any]
 
 
+def group_of(uid: str) -> str:
+    """The group that a trajectory would be in, if it was posted; any other uid is given back."""
+    return uid.rpartition("/")[0] or uid
+
+
 def members(received: Received) -> list[Trajectory]:
     """One trajectory per sequence that has a score."""
     assert isinstance(received.record, ScoredGroup)

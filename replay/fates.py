@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from pool.progress import Received
+from pool.scored import group_of
 from schemas import DecidedGroup, Decision, Member, TrajectoryEnd
 from schemas.records import Verdict
 
@@ -53,16 +54,17 @@ class Fate(NamedTuple):
 
 
 def namings(decisions: Iterable[Decision], uid: str) -> list[Naming]:
+    """Of a trajectory, or of every trajectory of a posted group."""
     return [naming for decision in decisions for naming in _namings(decision, uid)]
 
 
 def _namings(decision: Decision, uid: str) -> Iterator[Naming]:
     for group in decision.groups:
         for member in group.members:
-            if member.trajectory_uid == uid:
+            if uid in (member.trajectory_uid, group_of(member.trajectory_uid)):
                 yield Naming(decision, group, member)
     for member in decision.others:
-        if member.trajectory_uid == uid:
+        if uid in (member.trajectory_uid, group_of(member.trajectory_uid)):
             yield Naming(decision, None, member)
 
 

@@ -3,6 +3,8 @@
 Its registration tells the prompt, and with it the partition, and where its Steps begin; so does the
 ledger, of what was decided. Where both are silent the whole of `steps` is searched: fast, since a
 record is decoded only if the uid stands in its bytes.
+
+A group that was posted is one record, under its own uid; its trajectories are called GROUP/NUMBER.
 """
 
 import asyncio
@@ -16,9 +18,10 @@ from pool.connection import Connection
 from pool.progress import Received
 from pool.reader import open_topic
 from pool.scan import Scan, Span, received
+from pool.scored import group_of, members
 from pool.topics import REWARDED, STEPS, TOPICS, TRAJECTORIES, find, kind
 from replay.fates import Naming
-from schemas import Codec, Registration
+from schemas import Codec, Registration, ScoredGroup
 
 
 @dataclass(slots=True)
@@ -33,6 +36,26 @@ class Traces:
 
     def __bool__(self) -> bool:
         return bool(self.registrations or self.steps or any(self.rewarded.values()))
+
+    def posted(self) -> list[str]:
+        """The trajectories of a posted group, if it is one that was found."""
+        found = (one for records in self.rewarded.values() for one in records)
+        return [t.uid for one in found if isinstance(one.record, ScoredGroup) for t in members(one)]
+
+    def of(self, uid: str) -> "Traces":
+        """With the trajectory's own part of a posted group in place of the group."""
+        rewarded = {
+            topic: [part for one in found for part in _parts(one, uid)]
+            for topic, found in self.rewarded.items()
+        }
+        return Traces(uid, self.registrations, self.steps, rewarded)
+
+
+def _parts(one: Received, uid: str) -> list[Received]:
+    if not isinstance(one.record, ScoredGroup):
+        return [one]
+    own = [trajectory for trajectory in members(one) if trajectory.uid == uid]
+    return [part for t in own for part in (*t.steps, Received(t.end, one.partition, one.offset))]
 
 
 class Finder:
@@ -71,7 +94,7 @@ class Finder:
     def _records(self, topic: str, key: str | None, first: int = 0) -> list[Received]:
         """Those of the trajectory. Without a key all partitions are searched."""
         spans = asyncio.run(self._spans(topic, key, first))
-        sought, found = self._uid.encode(), []
+        sought, found = group_of(self._uid).encode(), []
         console = Console(stderr=True)
         with (
             Scan(self._connection, topic, spans) as scan,
@@ -82,7 +105,13 @@ class Finder:
                 if sought in (message.value() or b""):
                     found.append(received(message, self._codec))
                 progress.update(task, completed=scan.done)
-        return [one for one in found if getattr(one.record, "trajectory_uid", None) == self._uid]
+        return [one for one in found if self._is_meant(one)]
+
+    def _is_meant(self, one: Received) -> bool:
+        if isinstance(one.record, ScoredGroup):
+            names = (trajectory.uid for trajectory in members(one))
+            return one.record.group_uid == self._uid or self._uid in names
+        return getattr(one.record, "trajectory_uid", None) == self._uid
 
     async def _spans(self, topic: str, key: str | None, first: int) -> Mapping[int, Span]:
         async with open_topic(self._connection, topic) as reader:

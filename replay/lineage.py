@@ -13,19 +13,23 @@ from replay.fates import Fate, fates, namings
 from replay.finding import Finder, Traces
 from replay.settings import LineageSettings
 from replay.telling import Lineage
-from schemas import Decision, Record
+from schemas import Decision, Record, ScoredGroup
 
 
 def lineage(settings: LineageSettings, say: Callable[[str], None]) -> None:
-    found = find_lineage(settings)
+    found = find_lineages(settings)
     if settings.json_:
-        say(msgspec.json.encode(found.document()).decode())
+        documents = [one.document() for one in found]
+        is_group = found[0].traces.uid != settings.trajectory
+        about = {"group_uid": settings.trajectory, "trajectories": documents}
+        say(msgspec.json.encode(about if is_group else documents[0]).decode())
     else:
-        for line in found.lines():
+        for line in (line for one in found for line in one.lines()):
             say(line)
 
 
-def find_lineage(settings: LineageSettings) -> Lineage:
+def find_lineages(settings: LineageSettings) -> list[Lineage]:
+    """Of the trajectory; of a posted group, those of all its trajectories."""
     codec, uid = settings.codec(), settings.trajectory
     decisions = _by_run(asyncio.run(read_records(settings, LEDGER, codec)))
     if settings.run is not None and settings.run not in decisions:
@@ -38,7 +42,11 @@ def find_lineage(settings: LineageSettings) -> Lineage:
         raise Fatal(f"the log has no trajectory {uid}{under}, and the ledger does not name it")
     own = _runs(traces)
     wanted = [settings.run] if settings.run is not None else [*decisions, *(own - decisions.keys())]
-    return Lineage(traces, [f for run in wanted for f in _fates(run, decisions, traces)])
+    members = dict.fromkeys([*traces.posted(), *(one.member.trajectory_uid for one in named)])
+    each = [traces.of(one) for one in ([uid] if uid in members or not members else members)]
+    return [
+        Lineage(one, [f for run in wanted for f in _fates(run, decisions, one)]) for one in each
+    ]
 
 
 def _by_run(ledger: Iterable[Record]) -> dict[str, list[Decision]]:
@@ -56,5 +64,7 @@ def _fates(run: str, decisions: Mapping[str, list[Decision]], traces: Traces) ->
 
 
 def _runs(traces: Traces) -> set[str]:
-    records: list[Any] = [*traces.registrations, *(one.record for one in traces.steps)]
+    scored = [one for found in traces.rewarded.values() for one in found]
+    posted = [one.record for one in scored if isinstance(one.record, ScoredGroup)]
+    records: list[Any] = [*traces.registrations, *(one.record for one in traces.steps), *posted]
     return {record.run for record in records}

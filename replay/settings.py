@@ -14,7 +14,9 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 class LineageSettings(Connection):
-    trajectory: str = Field(description="trajectory_uid to ask about")
+    trajectory: str = Field(
+        description="trajectory_uid to ask about, or the group_uid of a group that was posted"
+    )
     prompt: str | None = Field(
         None, description="its prompt_uid, if known: then one partition is searched, not all"
     )

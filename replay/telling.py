@@ -7,6 +7,7 @@ from typing import Any
 
 from pool.groups import Group, feedback_of
 from pool.progress import Received
+from pool.scored import UNKNOWN
 from pool.topics import STEPS
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
 from pool.versions import Version
@@ -27,7 +28,7 @@ class Lineage:
             "trajectory_uid": self.traces.uid,
             **self._about(),
             "records": {
-                topic: {"partition": found[0].partition, "offsets": [one.offset for one in found]}
+                topic: {"partition": found[0].partition, "offsets": _offsets(found)}
                 for topic, found in self._places()
             },
             "rewards": {
@@ -45,11 +46,11 @@ class Lineage:
         if about["problem"]:
             yield f"  invalid: {about['problem']}"
         for topic, found in self._places():
-            offsets = ", ".join(str(one.offset) for one in found)
+            offsets = ", ".join(map(str, _offsets(found)))
             told = "" if topic == STEPS else _reward_words(_rewards(found))
             yield f"  {topic}: partition {found[0].partition}, offsets {offsets}{told}"
         if not self._places():
-            yield "  no records of its own: the log has deleted them, or it was posted within a group"
+            yield "  no records: the log has deleted them"
         yield from (fate.sentence() for fate in self.fates)
 
     def _places(self) -> list[tuple[str, list[Received]]]:
@@ -73,6 +74,11 @@ class Lineage:
             "steps": len({step.step_id for step in calls}),
             "sampled_by": _sampled_by(calls),
         }
+
+
+def _offsets(found: Sequence[Received]) -> list[int]:
+    """One record holds a whole group that was posted."""
+    return list(dict.fromkeys(one.offset for one in found))
 
 
 def closing(found: Sequence[Received]) -> tuple[Trajectory | None, list[Received]]:
@@ -102,7 +108,9 @@ def _tokens(step: Step) -> int:
 
 
 def _name(segment: Segment) -> str:
-    return str(Version(segment.incarnation, segment.version))
+    """Who posts groups does not say which weights sampled them."""
+    is_known = segment not in UNKNOWN
+    return str(Version(segment.incarnation, segment.version)) if is_known else "unknown"
 
 
 def _rewards(found: Sequence[Received]) -> dict[str, Any]:

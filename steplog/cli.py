@@ -104,8 +104,7 @@ def cat(settings: "CatSettings") -> int:
 def gateway(settings: "GatewaySettings") -> int:
     from gateway import service
 
-    service.serve(settings)
-    return 0
+    return service.serve(settings)
 
 
 def atropos(settings: "AtroposSettings") -> int:

@@ -26,6 +26,7 @@ from gateway.atropos.server import NOT_REGISTERED, Server
 from gateway.atropos.wire import NotPlain, Posted, decode_group, decode_groups, encode_batch
 from gateway.errors import ApiError, NotFound, TooLarge
 from gateway.exchange import JSON, Exchange, Headers
+from gateway.keys import Keys, api_key
 from pool.errors import RecordTooLarge
 
 log = logging.getLogger(__name__)
@@ -41,10 +42,10 @@ RECEIVED = b'{"status":"received"}'
 Handle = Callable[[Server, Exchange, bytes], Awaitable[None]]
 
 
-def make_app(gate: Gate, max_body: int) -> Any:
+def make_app(gate: Gate, max_body: int, keys: Keys) -> Any:
     """CORS is as open as Atropos has it."""
     return CORSMiddleware(
-        AtroposApp(gate, max_body),
+        AtroposApp(gate, max_body, keys),
         allow_origins=["*"],
         allow_methods=["*"],
         allow_headers=["*"],
@@ -55,9 +56,10 @@ def make_app(gate: Gate, max_body: int) -> Any:
 class AtroposApp:
     """Reads bodies, answers what is asked all the time, and leaves the rest to FastAPI."""
 
-    def __init__(self, gate: Gate, max_body: int) -> None:
+    def __init__(self, gate: Gate, max_body: int, keys: Keys) -> None:
         self._gate = gate
         self._max_body = max_body
+        self._keys = keys
         self._others = make_routes(gate)
         self._often: dict[tuple[str, str], Handle] = {
             ("POST", "/scored_data"): _scored_data,
@@ -89,6 +91,8 @@ class AtroposApp:
             _count(route[1] if route in self._often else "other", exchange, began)
 
     async def _answer(self, exchange: Exchange, route: tuple[str, str], receive: Any) -> None:
+        if self._keys.are_required and route[1] not in STATUS_ROUTES:
+            self._keys.tenant(api_key(exchange))
         body = await self._body(exchange)
         often = self._often.get(route)
         if often is not None:

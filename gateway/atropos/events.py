@@ -55,6 +55,9 @@ class Began(Event, frozen=True, kw_only=True):
 
 class Joined(Event, frozen=True, kw_only=True):
     env: Env
+    env_id: int | None = None
+    """Whose place it takes: that of a namesake which is gone, so that an environment that was
+    restarted is the same one as before."""
 
 
 class Left(Event, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ sequences = Counter("atropos_sequences", "Sequences of tokens in them")
 left_out = Counter(
     "atropos_left_out_groups", "Groups of agents with too few usable members, or too large"
 )
+refused = Counter("atropos_refused_groups", "Groups that were posted while the queue was full")
 retries = Counter("atropos_retries", "Posts of a group that the log had already")
 batches = Counter("atropos_batches", "Batches that were handed over")
 broken_off = Counter("atropos_broken_off_batches", "Responses with a batch that broke off")

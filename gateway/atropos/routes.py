@@ -16,6 +16,7 @@ from gateway.atropos.bodies import EnvIdentifier, Register, RegisterEnv, ScoredD
 from gateway.atropos.compression import COMPRESS_FROM, LEVEL
 from gateway.atropos.server import Server
 from gateway.atropos.wire import encode_group
+from gateway.errors import Unavailable
 from pool.status import make_status_app
 
 STATUS_ROUTES = ("/health", "/ready", "/metrics", "/docs", "/openapi.json")
@@ -42,16 +43,23 @@ class Gate:
     def __init__(self) -> None:
         self.server: Server | None = None
         self.problem: Callable[[], str | None] = lambda: "the server is starting"
+        self._over = ""
         self._opened = asyncio.Event()
 
     def open(self, server: Server, problem: Callable[[], str | None]) -> None:
         self.server, self.problem = server, problem
         self._opened.set()
 
+    def close(self, reason: str) -> None:
+        """For good: whoever waits, and whoever comes, is told why."""
+        self.server, self.problem, self._over = None, lambda: reason, reason
+        self._opened.set()
+
     async def ready(self) -> Server:
         if self.server is None:
             await self._opened.wait()
-        assert self.server is not None
+        if self.server is None:
+            raise Unavailable(self._over)
         return self.server
 
 

@@ -30,6 +30,7 @@ from gateway.atropos.queue import Group
 from gateway.atropos.retries import Delivery, Retries
 from gateway.atropos.state import State
 from gateway.atropos.wire import Posted
+from gateway.errors import Unavailable
 
 NOT_REGISTERED = {
     "status": "error",
@@ -37,16 +38,30 @@ NOT_REGISTERED = {
     "batch": [],
 }
 WAIT = {"status": "wait for trainer to start"}
+GONE_AFTER = 15.0
+"""Seconds of silence after which whoever registers under an environment's name is taken for it. It
+polls ten times a second, and begins five seconds after it has registered."""
 TELL_AFTER = 0.1
 """Seconds without a record until an event says which answers were sent."""
 
 
 class Server:
-    def __init__(self, state: State, retries: Retries, log: Log, silent_after_s: float) -> None:
+    def __init__(
+        self,
+        state: State,
+        retries: Retries,
+        log: Log,
+        silent_after_s: float,
+        max_queue: int | None,
+    ) -> None:
         self.state = state
         self.retries = retries
         self.log = log
         self._silent_after = silent_after_s
+        self._max_queue = max_queue
+        self._coming = 0
+        """Groups that are being written."""
+        self._joining = asyncio.Lock()
         self._heard: dict[int, float] = {}
         self._began = time.monotonic()
         self._forming = asyncio.Lock()
@@ -57,16 +72,31 @@ class Server:
             await self.log.happen(Registered(training=training), lambda: None)
 
     async def register_env(self, env: Env) -> dict[str, Any]:
-        if self.state.started:
-            return await self.log.happen(Joined(env=env), self._joined)
-        return WAIT
+        async with self._joining:
+            if not self.state.started:
+                return WAIT
+            joined = Joined(env=env, env_id=self._gone(env.desired_name))
+            return await self.log.happen(joined, lambda: self._joined(joined))
 
-    def _joined(self) -> dict[str, Any]:
-        """What the environment is told that registered last."""
+    def _gone(self, name: str) -> int | None:
+        """The first environment of this name that said that it leaves, or is not heard any more."""
+        gone = self._silent_for(min(GONE_AFTER, self._silent_after))
+        return next(
+            (
+                env_id
+                for env_id, env in enumerate(self.state.envs)
+                if env.desired_name == name and (not env.connected or env_id in gone)
+            ),
+            None,
+        )
+
+    def _joined(self, event: Joined) -> dict[str, Any]:
+        """What an environment is told that has just registered."""
         training = self.state.training
         if training is None or not self.state.envs:
             return WAIT
-        env_id = len(self.state.envs) - 1
+        env_id = event.env_id if self.state.rejoins(event) else None
+        env_id = len(self.state.envs) - 1 if env_id is None else env_id
         self._hear(env_id)
         return {
             "status": "success",
@@ -100,10 +130,31 @@ class Server:
         self, groups: Sequence[Posted], deliveries: Sequence[Delivery]
     ) -> list[int | None]:
         """Takes groups in, without those that the log has already; for each, the size of its buffer
-        or None."""
-        if len(groups) == 1:
-            return [await self._take_in(groups[0], deliveries[0])]
-        return await asyncio.gather(*map(self._take_in, groups, deliveries))
+        or None. All of them are refused when there is no room."""
+        new = sum(delivery.sequence is None for delivery in deliveries)
+        if new and self._max_queue is not None:
+            self._check_room(groups, self._max_queue)
+        self._coming += new
+        try:
+            if len(groups) == 1:
+                return [await self._take_in(groups[0], deliveries[0])]
+            return await asyncio.gather(*map(self._take_in, groups, deliveries))
+        finally:
+            self._coming -= new
+
+    def _check_room(self, groups: Sequence[Posted], most: int) -> None:
+        """What waits in a buffer may be what completes the next batch, so it does not count with the
+        queue; a buffer that is as long by itself never sums up."""
+        state = self.state
+        formed = sum(len(batch) for batch in state.unhanded.values())
+        buffers = (state.buffers.get(posted.content["env_id"]) for posted in groups)
+        fullest = max((len(buffer.groups) for buffer in buffers if buffer), default=0)
+        waiting = max(len(state.queue) + formed + self._coming, fullest)
+        if waiting >= most:
+            metrics.refused.inc(len(groups))
+            raise Unavailable(
+                f"{waiting} groups wait for the trainer, and --max-queue is {most}; try again later"
+            )
 
     async def _take_in(self, posted: Posted, delivery: Delivery) -> int | None:
         env_id: int | None = posted.content["env_id"]
@@ -162,11 +213,14 @@ class Server:
 
     def _look_for_silence(self) -> None:
         """Who has been silent for long is taken to be gone, until it is heard again."""
+        self.state.silent = self._silent_for(self._silent_after)
+
+    def _silent_for(self, seconds: float) -> frozenset[int]:
         now = time.monotonic()
-        self.state.silent = frozenset(
+        return frozenset(
             env_id
             for env_id in range(len(self.state.envs))
-            if now - self._heard.get(env_id, self._began) > self._silent_after
+            if now - self._heard.get(env_id, self._began) > seconds
         )
 
     async def tell_for_ever(self) -> None:

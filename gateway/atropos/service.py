@@ -20,7 +20,8 @@ from gateway.atropos.retries import Retries
 from gateway.atropos.routes import Gate
 from gateway.atropos.server import Server
 from gateway.atropos.settings import AtroposSettings
-from gateway.http_server import http_server
+from gateway.http_server import http_server, serve_beside
+from gateway.keys import load_keys
 from pool import topics
 from pool.errors import BrokerUnavailable, Fatal
 from pool.process import calm_the_collector, listen, start_logging
@@ -40,13 +41,14 @@ STALLED_AFTER = 3.0
 
 def serve(settings: AtroposSettings) -> int:
     """Runs until SIGTERM or Ctrl-C; gives an exit code when it cannot."""
+    keys = load_keys(settings.keys, settings.keys_file, None)
     with listen(settings.host, settings.port) as listener:
         listener.listen(BACKLOG)
         start_logging("atropos", settings)
         log.info("listening on http://%s:%d", *listener.getsockname()[:2])
         # Made once, before any server is: it takes longer than all that a server does to begin.
         gate = Gate()
-        app = make_app(gate, settings.max_body_bytes)
+        app = make_app(gate, settings.max_body_bytes, keys)
         calm_the_collector()
 
         def serve_once(life: Life) -> None:
@@ -60,40 +62,30 @@ async def _serve(
     settings: AtroposSettings, listener: socket.socket, gate: Gate, app: Any, life: Life
 ) -> None:
     server = http_server(app, settings.drain_s, backlog=BACKLOG)
+    end_with_keeper(server, life)
+    await serve_beside(server, [listener], run_parts(settings, gate, life))
 
+
+def end_with_keeper(server: uvicorn.Server, life: Life) -> None:
     def orphaned() -> None:
         asyncio.get_running_loop().remove_reader(life.keeper)
         server.should_exit = True
 
     asyncio.get_running_loop().add_reader(life.keeper, orphaned)
-    parts = asyncio.create_task(_run_parts(settings, gate, server, life), name="parts")
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        parts.cancel()
-        ended = await asyncio.gather(parts, return_exceptions=True)
-    if isinstance(ended[0], Exception):
-        raise ended[0]
 
 
-async def _run_parts(
-    settings: AtroposSettings, gate: Gate, server: uvicorn.Server, life: Life
-) -> None:
-    """Keeps the parts running until cancelled; ends the server when they cannot go on."""
-    try:
-        while True:
-            try:
-                async with _open_parts(settings, gate, life) as tasks:
-                    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        task.result()
-            except BrokerUnavailable as error:
-                # Only before it is ready: later, records are sent again.
-                log.warning("waiting: %s", error)
-                await asyncio.sleep(RETRY_AFTER)
-    except Exception:
-        server.should_exit = True
-        raise
+async def run_parts(settings: AtroposSettings, gate: Gate, life: Life) -> None:
+    """Keeps the parts running until cancelled; raises when they cannot go on."""
+    while True:
+        try:
+            async with _open_parts(settings, gate, life) as tasks:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        except BrokerUnavailable as error:
+            # Only before it is ready: later, records are sent again.
+            log.warning("waiting: %s", error)
+            await asyncio.sleep(RETRY_AFTER)
 
 
 @asynccontextmanager
@@ -118,7 +110,9 @@ async def _open_parts(
         written = Log(producer, settings.run, life.owner, rebuilt.state, retries)
         await written.write_snapshot()
         retries.begin(rebuilt.unknown)
-        server = Server(rebuilt.state, retries, written, settings.silent_after_s)
+        server = Server(
+            rebuilt.state, retries, written, settings.silent_after_s, settings.max_queue
+        )
         _show(server)
         gate.open(server, lambda: _problem(written))
         log.info("ready for environments and trainers of run %s", settings.run)

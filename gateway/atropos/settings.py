@@ -1,8 +1,9 @@
 """The settings of the Atropos server."""
 
+from pathlib import Path
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from pool.groups import GroupRules
 from pool.process import ServiceSettings, check_address
@@ -21,6 +22,12 @@ class AtroposSettings(ServiceSettings):
         description="seconds after which an environment that is not heard of counts no more in "
         "weights and minimums",
     )
+    max_queue: int | None = Field(
+        None,
+        gt=0,
+        description="groups that may wait for the trainer; further posts get 503. Environments hold "
+        "back by themselves before that, and drop a group after three tries (default: no limit)",
+    )
     serve_agents: bool = Field(
         False,
         description="hand out groups of agents that called our gateway, too: of the run's channel "
@@ -30,15 +37,19 @@ class AtroposSettings(ServiceSettings):
         8, gt=0, description="trajectories of such a group whose Steps do not say it"
     )
     quorum: float = Field(
-        0.5, gt=0, le=1, description="share of such a group that must be usable; 2 at least"
+        0.5, ge=0, le=1, description="share of such a group that must be usable; 2 at least"
     )
     group_deadline_s: float = Field(
         3600, gt=0, description="after this long such a group is taken with the members that it has"
     )
     drain_s: int = Field(10, gt=0, description="seconds that running requests get on SIGTERM")
-    insecure: bool = Field(
-        False, description="listen beyond loopback; stock clients send no key, so anybody can post"
+    keys: SecretStr | None = Field(
+        None, description="API keys, as TENANT:KEY[,TENANT:KEY…]; turns authentication on"
     )
+    keys_file: Path | None = Field(
+        None, description="file of API keys, a line TENANT:sha256:HEX each (see `steplog key`)"
+    )
+    insecure: bool = Field(False, description="listen beyond loopback without keys")
 
     def group_rules(self) -> GroupRules:
         return GroupRules(
@@ -49,8 +60,8 @@ class AtroposSettings(ServiceSettings):
     def _is_safe(self) -> Self:
         check_address(
             self.host,
-            self.insecure,
-            "lets anybody who reaches it post groups and take batches; give --insecure if that is "
-            "meant",
+            self.insecure or self.keys is not None or self.keys_file is not None,
+            "lets anybody who reaches it post groups and take batches; give keys with --keys-file, "
+            "or --insecure",
         )
         return self

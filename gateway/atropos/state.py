@@ -7,6 +7,7 @@ Differences from Atropos' own server, none of which its clients depend on:
   hold back.
 * A registration counts although groups came before it.
 * Environments that fell silent count neither in weights nor in minimums.
+* An environment that is started again has its id and name again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -147,7 +148,7 @@ class State:
             case Began():
                 self.started = self.training is not None
             case Joined():
-                self._join(event.env)
+                self._join(event)
             case Left():
                 if env := self.env(event.env_id):
                     env.connected = False
@@ -168,11 +169,22 @@ class State:
             self.max_token_len = training.max_token_len
             self.step = training.starting_step
 
-    def _join(self, env: Env) -> None:
-        if self.started:
-            namesakes = sum(other.desired_name == env.desired_name for other in self.envs)
-            name = f"{env.desired_name}_{namesakes}"
-            self.envs.append(msgspec.structs.replace(env, real_name=name))
+    def _join(self, event: Joined) -> None:
+        if not self.started:
+            return
+        if event.env_id is not None and self.rejoins(event):
+            name = self.envs[event.env_id].real_name
+            self.envs[event.env_id] = msgspec.structs.replace(event.env, real_name=name)
+        else:
+            namesakes = sum(other.desired_name == event.env.desired_name for other in self.envs)
+            name = f"{event.env.desired_name}_{namesakes}"
+            self.envs.append(msgspec.structs.replace(event.env, real_name=name))
+
+    def rejoins(self, event: Joined) -> bool:
+        """Whether the place that it takes is still there: a reset may have come between."""
+        if event.env_id is None or event.env_id >= len(self.envs):
+            return False
+        return self.envs[event.env_id].desired_name == event.env.desired_name
 
     def _form(self, event: Formed) -> None:
         self.batches = event.number

@@ -71,7 +71,7 @@ class Trajectory:
     prompt_uid: str
     client: AsyncOpenAI
     calls: list[Call] = field(default_factory=list)
-    """What was said, as far as it was chat."""
+    """What was said."""
 
 
 class Backend(Protocol):
@@ -173,6 +173,14 @@ class Client:
     async def ready(self) -> None:
         """Returns when the gateway can answer calls."""
         await self._ask("GET", f"{self._gateway}/ready")
+
+    async def version(self) -> int | None:
+        """Of the weights that all engines have. None: no trainer has given any, or nobody answers."""
+        reply, _ = await self._attempt("GET", f"{self._gateway}/policy", None)
+        if reply is None or reply.status_code != 200:
+            return None
+        found: int | None = reply.json()["version"]
+        return found
 
     async def name(self, prompt_uid: str) -> Trajectory:
         """A base URL, signed where the gateway has keys. Nothing is written."""

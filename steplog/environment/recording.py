@@ -6,21 +6,22 @@ logprobs, which never come through here.
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 
+from steplog.environment.hearing import events, heard, is_heard
+
 Json = dict[str, Any]
-ROUTE = "/chat/completions"
-ODD = (ValueError, KeyError, IndexError, TypeError, AttributeError)
+ODD = (ValueError, LookupError, TypeError, AttributeError, StopIteration)
 """What an answer of another shape than OpenAI's raises when it is read."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One chat call that was answered."""
+    """One call that was answered."""
 
     messages: Sequence[Json]
     answer: Json
@@ -44,7 +45,7 @@ class Recorder(httpx2.AsyncBaseTransport):
         if response.status_code == 409:
             # A trajectory that is closed stays closed; OpenAI's client would ask again for minutes.
             response.headers["x-should-retry"] = "false"
-        if response.status_code == 200 and request.url.path.endswith(ROUTE):
+        if response.status_code == 200 and is_heard(request.url.path):
             assert isinstance(response.stream, httpx2.AsyncByteStream)
 
             def hear(body: bytes) -> None:
@@ -83,46 +84,14 @@ def _read(
     """None: an odd answer is for the author's code to stumble over, not for ours."""
     try:
         text = httpx2.Response(200, headers=headers, content=body).text
-        if "text/event-stream" in headers.get("content-type", ""):
-            told = _joined(text)
-        else:
-            told = json.loads(text)
-        choice = told["choices"][0]
+        is_stream = "text/event-stream" in headers.get("content-type", "")
+        stream = events(text) if is_stream else None
+        told = None if is_stream else json.loads(text)
         return Call(
-            messages=json.loads(request.content)["messages"],
-            answer=choice["message"],
-            finish_reason=choice.get("finish_reason"),
-            tokens=int((told.get("usage") or {}).get("completion_tokens") or 0),
-            seconds=seconds,
+            *heard(request.url.path, json.loads(request.content), stream, told), seconds=seconds
         )
     except ODD:
         return None
-
-
-def _joined(stream: str) -> Json:
-    """The chunks of a stream as one answer."""
-    lines = (line.removeprefix("data:").strip() for line in stream.splitlines())
-    chunks = [json.loads(line) for line in lines if line.startswith("{")]
-    message: Json = {"role": "assistant", "content": ""}
-    finish, usage = None, None
-    for chunk in chunks:
-        usage = chunk.get("usage") or usage
-        for choice in chunk.get("choices", ()):
-            _add(message, choice["delta"])
-            finish = choice.get("finish_reason") or finish
-    return {"choices": [{"message": message, "finish_reason": finish}], "usage": usage}
-
-
-def _add(message: Json, delta: Mapping[str, Any]) -> None:
-    for name in ("content", "reasoning", "reasoning_content"):
-        if delta.get(name):
-            message[name] = (message.get(name) or "") + delta[name]
-    calls = message.setdefault("tool_calls", []) if delta.get("tool_calls") else []
-    for part in delta.get("tool_calls") or ():
-        while len(calls) <= part["index"]:
-            calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
-        for name in ("name", "arguments"):
-            calls[part["index"]]["function"][name] += part["function"].get(name) or ""
 
 
 def conversations(calls: Sequence[Call]) -> list[list[Json]]:

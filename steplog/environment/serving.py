@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 TRAIN, VAL = "train", "val"
 GROUPS = 8
 """Of `process`, where no number is given."""
+VERSION_EVERY_S = 1.0
+"""Between two looks at the version, where one ends the run."""
 LOGIN = re.compile(r"(?<=//)[^/@\s]+(?=@)")
 
 
@@ -46,9 +48,13 @@ class Evaluated(NamedTuple):
 async def serve(environment: Environment[Item], stop: asyncio.Event | None = None) -> int:
     """Returns how many groups are done, in all lives together."""
     settings, folder = environment.settings, home(environment)
-    journal = Journal(folder / "journal.jsonl")
+    journal, stop = Journal(folder / "journal.jsonl"), stop or asyncio.Event()
+    gateway = _gateway(settings)
     try:
-        async with _running(environment, _gateway(settings)) as backend:
+        async with (
+            _running(environment, gateway) as backend,
+            _stopping_at(settings.until_version, gateway, stop),
+        ):
             await settle(backend, journal, _about(environment))
             if journal.first_state:
                 environment.load_state_dict(journal.first_state)
@@ -56,7 +62,7 @@ async def serve(environment: Environment[Item], stop: asyncio.Event | None = Non
                 folder, "rollouts", _title(environment), settings.keep, settings.jsonl
             )
             session = Session(environment, backend, journal, rollouts, folder, settings.groups)
-            await session.run(stop or asyncio.Event())
+            await session.run(stop)
             return journal.count
     finally:
         journal.close()
@@ -276,6 +282,33 @@ async def _running(environment: Environment[Item], backend: Backend) -> AsyncIte
     finally:
         await environment.cleanup()
         await backend.close()
+
+
+@asynccontextmanager
+async def _stopping_at(
+    version: int | None, gateway: Client, stop: asyncio.Event
+) -> AsyncIterator[None]:
+    """A gateway that does not tell the version ends it, too, with its words."""
+    if version is None:
+        yield
+        return
+    watching = asyncio.create_task(_reach(version, gateway))
+    watching.add_done_callback(lambda _: stop.set())
+    try:
+        yield
+        if watching.done():
+            watching.result()
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _reach(version: int, gateway: Client) -> None:
+    while True:
+        reached = await gateway.version()
+        if reached is not None and reached >= version:
+            return
+        await asyncio.sleep(VERSION_EVERY_S)
 
 
 def home(environment: Environment[Any]) -> Path:

@@ -28,6 +28,9 @@ class EnvironmentSettings(BaseModel):
     groups: Positive | None = Field(
         None, description="end after so many groups; by default serve goes on, process makes 8"
     )
+    until_version: Positive | None = Field(
+        None, description="serve ends when the engines have the weights of this version"
+    )
     workers: Positive = Field(16, description="groups under way at the same time, at most")
     rollout_timeout_s: Seconds = Field(600, description="seconds that a rollout may take")
     attempts: Positive = Field(

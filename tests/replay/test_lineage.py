@@ -5,8 +5,10 @@ import json
 import time
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import ANY
 
 import msgspec
+import numpy as np
 import pytest
 
 from pool import topics
@@ -16,7 +18,8 @@ from pool.producer import Producer
 from pool.topics import REWARDED, STEPS, TRAJECTORIES
 from replay.lineage import lineage
 from replay.settings import LineageSettings
-from schemas import Position, Record, Registration, Reward, TrajectoryEnd
+from schemas import Position, Record, Registration, Reward, ScoredGroup, TrajectoryEnd
+from schemas.packing import pack_ids
 from steplog import cli, local_kafka
 from tests.pool.log import until, write
 from tests.pool.records import feedback
@@ -144,3 +147,52 @@ def test_what_is_not_there_is_one_sentence(log: Connection) -> None:
         told(log, "a-1", run="other")
     with pytest.raises(Fatal, match="no trajectory unscored-0 under prompt a"):
         told(log, "unscored-0", prompt="a")
+
+
+@pytest.fixture(scope="module")
+def posted(kafka: local_kafka.Broker) -> Connection:
+    """Two groups that were posted, of which one makes a version, and one waits."""
+    log = Connection(bootstrap=kafka.bootstrap, topic_prefix="test-lineage-posted.")
+    topics.create(log, partitions=3)
+    write(log, REWARDED, [scored("first")])
+    with deciding(log, accept_scored=True, groups_per_batch=1) as life:
+        life.open(0)
+        life.next_batch(1)
+    write(log, REWARDED, [scored("second")])
+    return log
+
+
+def scored(uid: str) -> ScoredGroup:
+    ids, mask = pack_ids((11, 12, 13)), pack_ids((-100, 12, 13))
+    return ScoredGroup(
+        group_uid=uid,
+        prompt_uid=f"prompt of {uid}",
+        run=RUN,
+        sequence=1,
+        tokens=[ids, ids],
+        masks=[mask, mask],
+        scores=[0.0, 1.0],
+        inference_logprobs=[np.array((1.0, -0.5, -0.25)).tobytes()] * 2,
+    )
+
+
+def test_a_posted_group_is_found_by_its_uid(posted: Connection) -> None:
+    found = told(posted, "first")
+    assert found["group_uid"] == "first"
+    each = found["trajectories"]
+    assert [one["trajectory_uid"] for one in each] == ["first/0", "first/1"]
+    assert [one["rewards"][REWARDED]["reward"] for one in each] == [0.0, 1.0]
+    (fate,) = each[1]["fates"]
+    assert (fate["verdict"], fate["version"], fate["group"]) == ("train", 1, ["first/0", "first/1"])
+
+
+def test_a_sequence_of_it_is_a_trajectory(posted: Connection) -> None:
+    found = told(posted, "first/1")
+    assert found["prompt_uid"] == "prompt of first"
+    assert found["sampled_by"] == {"unknown": 2}
+    assert found["records"] == {REWARDED: {"partition": ANY, "offsets": [ANY]}}
+    assert [fate["version"] for fate in found["fates"]] == [1]
+    (fate,) = told(posted, "second/0")["fates"]
+    assert fate["verdict"] == "waiting"
+    with pytest.raises(Fatal, match="no trajectory first/2"):
+        told(posted, "first/2")

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -44,9 +45,12 @@ class Reply(NamedTuple):
 class Client:
     """Speaks to any server of the API: a new connection for each request, as environments do."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, prefix: str = "") -> None:
         self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+        self.prefix = prefix
+        self.url = f"http://127.0.0.1:{port}{prefix}"
+        self.always: dict[str, str] = {}
+        """Headers of every request."""
 
     def ask(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
@@ -56,7 +60,7 @@ class Client:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         sent = headers if headers is not None else (JSON if data is not None else {})
         try:
-            connection.request(method, path, data, sent)
+            connection.request(method, self.prefix + path, data, self.always | sent)
             response = connection.getresponse()
             content = response.read()
         finally:
@@ -171,3 +175,25 @@ def running_atropos(
         if process.poll() is None:
             process.terminate()
             process.wait()
+
+
+@contextmanager
+def counting(
+    atropos: Client, tokenizer: Path, steps: int, log: Path
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """An environment of Atropos' own kind that serves for so many steps."""
+    environ = os.environ | {
+        "COUNTING_TOKENIZER": str(tokenizer),
+        "COUNTING_STEPS": str(steps),
+        "COUNTING_URL": atropos.url,
+        "HF_HUB_OFFLINE": "1",
+    }
+    script = Path(__file__).with_name("counting_env.py")
+    with log.open("wb") as output:
+        command = [sys.executable, str(script), "serve"]
+        env = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environ)
+    try:
+        yield env
+    finally:
+        env.kill()
+        env.wait()

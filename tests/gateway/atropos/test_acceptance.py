@@ -1,17 +1,14 @@
 """Atropos' own clients, unchanged: an environment that serves to its end, and its tool for SFT data."""
 
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.gateway.atropos.running import RunningAtropos
+from tests.gateway.atropos.running import RunningAtropos, counting
 
 pytest.importorskip("atroposlib")
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -19,27 +16,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 BATCH = 8
 POLL_S = 0.1
 LIMIT_S = 240
-
-
-@contextmanager
-def counting(
-    atropos: RunningAtropos, tokenizer: Path, steps: int, log: Path
-) -> Iterator["subprocess.Popen[bytes]"]:
-    environ = os.environ | {
-        "COUNTING_TOKENIZER": str(tokenizer),
-        "COUNTING_STEPS": str(steps),
-        "COUNTING_URL": atropos.url,
-        "HF_HUB_OFFLINE": "1",
-    }
-    script = Path(__file__).with_name("counting_env.py")
-    with log.open("wb") as output:
-        command = [sys.executable, str(script), "serve"]
-        env = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environ)
-    try:
-        yield env
-    finally:
-        env.kill()
-        env.wait()
 
 
 def trained_items(

@@ -69,7 +69,7 @@ def test_process_writes_groups_and_a_page() -> None:
     rollouts = [rollout for line in kept for rollout in line["rollouts"]]
     assert [rollout["reward"] for rollout in rollouts] == [1.0] * 10
     assert all(rollout["advantage"] == 0 for rollout in rollouts)
-    assert (folder / "rollouts.html").read_text().count("<details>") == 5 + 10
+    assert (folder / "rollouts.html").read_text().count("<details") == 5 + 10
     assert second != folder, "what was kept stays"
 
 

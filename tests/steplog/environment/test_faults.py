@@ -6,6 +6,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from pool.topics import LEDGER
-from schemas import DecidedGroup, Decision, Member
+from pool.topics import LEDGER, POLICY
+from schemas import DecidedGroup, Decision, Member, PolicyVersion
+from schemas.records import Phase
 from steplog import local_kafka
 from steplog.environment import EnvironmentFailed, serve
 from steplog.environment.journal import Journal
@@ -237,3 +239,38 @@ def test_asked_to_stop_it_cancels_what_runs_and_draws_it_again_later(
         assert all(told.ends for told in Arrived(own_log).trajectories.values())
         ended_well(counting(gateway))
     assert_all_twelve(Arrived(own_log))
+
+
+def test_it_serves_until_a_version(kafka: local_kafka.Broker, tokenizer: Path) -> None:
+    log = Connection(bootstrap=kafka.bootstrap, topic_prefix=f"until-{uuid.uuid4().hex[:8]}.")
+    topics.create(log, partitions=2)
+
+    def train(engine: StubEngine, version: int) -> None:
+        phases: tuple[Phase, ...] = ("opened", "live")
+        records = [
+            PolicyVersion(run="default", incarnation=1, version=version, phase=phase)
+            for phase in phases
+        ]
+        write(log, POLICY, records)
+        engine.set_version(f"1.{version}")
+
+    def made(groups: int) -> bool:
+        file = Path("kept/rollouts.jsonl")
+        return file.exists() and len(lines(file)) >= groups
+
+    async def serve_until(gateway: RunningGateway, engine: StubEngine) -> None:
+        serving = asyncio.create_task(serve(Counting(settings(gateway, until_version=2))))
+        for version in (1, 2):
+            await asyncio.to_thread(eventually, partial(made, 3 * version), 60)
+            assert not serving.done(), f"it ended before version {version}"
+            await asyncio.to_thread(train, engine, version)
+        await asyncio.wait_for(serving, 60)
+
+    with running_player() as engine, running_gateway(log, [engine.url], tokenizer) as gateway:
+        assert gateway.get("/policy").body == {
+            "run": "default",
+            "incarnation": None,
+            "version": None,
+        }
+        asyncio.run(serve_until(gateway, engine))
+        assert gateway.get("/policy").body == {"run": "default", "incarnation": 1, "version": 2}

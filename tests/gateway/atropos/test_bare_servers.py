@@ -1,0 +1,66 @@
+"""Atropos' own ServerManager with a bare config: it asks localhost, ports 9004 to 9007, whatever it is
+told, and looks every second whether they live."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pool import topics
+from pool.connection import Connection
+from pool.topics import STEPS
+from schemas import Step
+from tests.gateway.running import RunningGateway, running_gateway
+from tests.gateway.stub_engine import StubEngine
+from tests.pool.log import records
+
+pytest.importorskip("atroposlib")
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+PORTS = (9004, 9005, 9006, 9007)
+
+
+@pytest.fixture
+def gateway(connection: Connection, stub: StubEngine, tokenizer: Path) -> Iterator[RunningGateway]:
+    for port in PORTS:
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            pytest.skip(f"somebody has port {port}")
+    topics.create(connection)
+    options = ("--unbound-channel", "envs", "--also-ports", ",".join(map(str, PORTS)))
+    with running_gateway(connection, [stub.url], tokenizer, *options) as running:
+        yield running
+
+
+def recorded(gateway: RunningGateway) -> list[Step]:
+    return [one for one in records(gateway.connection, STEPS) if isinstance(one, Step)]
+
+
+def ask(kind: str, tokenizer: Path) -> int:
+    script = Path(__file__).with_name("bare_asking.py")
+    environ = os.environ | {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(script), kind, str(tokenizer)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return int(done.stdout.splitlines()[-1])
+
+
+def test_environments_of_a_bare_config_are_served_and_their_probes_are_not_recorded(
+    gateway: RunningGateway, stub: StubEngine, tokenizer: Path
+) -> None:
+    before = len(stub.requests())
+    samples = ask("openai", tokenizer)
+    probes = len(stub.requests()) - before - samples
+    steps = recorded(gateway)
+    assert samples == len(steps) > 0
+    assert {step.channel for step in steps} == {"envs"}
+    assert probes >= 2 * len(PORTS)
+
+    more = ask("vllm", tokenizer)
+    assert len(recorded(gateway)) == samples + more > samples
+    assert gateway.metric("http_requests_total", route="/health", code="200") >= 2 * len(PORTS)
