@@ -39,10 +39,11 @@ def run(connection: Connection) -> None:
     asyncio.run(fill(connection, GROUPS))
     with tempfile.TemporaryDirectory() as folder:
         exports = places(Path(folder))
-        bare, scanned, parquet, jsonl = compare(
+        bare, scanned, parquet, flat, jsonl = compare(
             lambda: assemble(connection),
             lambda: scan(connection),
             lambda: export_all(connection, next(exports), format="parquet"),
+            lambda: export_all(connection, next(exports), format="parquet", per="step"),
             lambda: export_all(connection, next(exports), format="jsonl"),
         )
         show(
@@ -51,6 +52,7 @@ def run(connection: Connection) -> None:
                 "decode and assemble into groups": bare,
                 "the same by Scan": scanned,
                 "export to Parquet": parquet,
+                "the same, a Step in each row": flat,
                 "export to JSON lines": jsonl,
             },
             "wanted: Scan at least 0.80, Parquet at least 0.50",

@@ -117,12 +117,15 @@ class Trajectory:
     @cached_property
     def orphans(self) -> frozenset[str]:
         """step_ids of the answers to a repeated request that led nowhere."""
-        answers: dict[bytes, list[Step]] = {}
-        for received in sorted(self.steps, key=source):
-            step = step_of(received)
-            if step.request_hash:
-                answers.setdefault(step.request_hash, []).append(step)
-        repeated = [steps for steps in answers.values() if len(steps) > 1]
+        answers: dict[bytes, list[Received]] = {}
+        for received in self.steps:
+            if request := step_of(received).request_hash:
+                answers.setdefault(request, []).append(received)
+        repeated = [
+            [step_of(received) for received in sorted(found, key=source)]
+            for found in answers.values()
+            if len(found) > 1
+        ]
         return frozenset(
             step.step_id for steps in repeated for step in steps if step is not self._kept(steps)
         )

@@ -7,6 +7,7 @@ lengths tell where each list begins.
 import types
 from collections.abc import Sequence
 from itertools import chain, pairwise
+from operator import attrgetter
 from typing import Any, Union, get_args, get_origin
 
 import msgspec
@@ -42,7 +43,7 @@ def _without_none(kind: Any) -> Any:
 
 def columns(row: type[msgspec.Struct], rows: Sequence[Any]) -> list[pa.Array]:
     return [
-        array(field.type, [getattr(one, field.name) for one in rows])
+        array(field.type, list(map(attrgetter(field.name), rows)))
         for field in msgspec.structs.fields(row)
     ]
 
@@ -87,6 +88,11 @@ def rows(row: type[msgspec.Struct], found: dict[str, pa.Array], count: int) -> l
             values.append([_default(field)] * count)
     names = [field.name for field in msgspec.structs.fields(row)]
     return [row(**dict(zip(names, one, strict=True))) for one in zip(*values, strict=True)]
+
+
+def table_rows(row: type[msgspec.Struct], table: pa.Table) -> list[Any]:
+    found = {name: table[name].combine_chunks() for name in table.column_names}
+    return rows(row, found, len(table))
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:

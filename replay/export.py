@@ -12,12 +12,13 @@ from pool.dataset import Dataset
 from pool.errors import Fatal
 from pool.trajectories import Trajectory
 from replay import card
-from replay.late import gather
+from replay.late import LateFeedback
 from replay.place import new_place
 from replay.rows import Exported, exported
 from replay.settings import ExportSettings
 from replay.shards import Shards, check_parquet, open_shards
 from replay.texts import Texts
+from schemas import Feedback
 
 LOOK_EVERY = 100
 """Trajectories after which the bar moves."""
@@ -33,21 +34,25 @@ def export(settings: ExportSettings) -> str:
         Dataset(settings, settings.read_from, settings, settings.channel, codec) as dataset,
         new_place(settings.into) as path,
     ):
-        late = gather(settings, settings.read_from, dataset.spans, codec)
-        topic = settings.topic_name(settings.read_from)
-        rows = (exported(one, topic, late.on(one.uid), texts) for one in _watched(dataset))
+        late, topic = LateFeedback(), settings.topic_name(settings.read_from)
+        whole = _trajectories(dataset, late)
+        rows = (exported(one, topic, late.on(one.uid), texts) for one in whole)
         shards, trajectories = _write(settings, path, rows)
         if not trajectories:
             raise Fatal(f"no trajectory of {topic} is as selected, so nothing was written")
+        shards.amend(late)
         if not settings.is_one_file:
             card.write(settings, path, dataset.spans, trajectories)
     return _summary(settings, shards, trajectories, dataset)
 
 
-def _watched(dataset: Dataset) -> Iterator[Trajectory]:
+def _trajectories(dataset: Dataset, late: LateFeedback) -> Iterator[Trajectory]:
     with bar("exporting", dataset.scan.total) as moved:
-        for number, trajectory in enumerate(dataset):
-            yield trajectory
+        for number, item in enumerate(dataset.items()):
+            if isinstance(item, Trajectory):
+                yield item
+            elif isinstance(item.received.record, Feedback):
+                late.add(item.received)
             if number % LOOK_EVERY == 0:
                 moved(dataset.scan.done)
 

@@ -8,8 +8,9 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from replay.late import LateFeedback
 from replay.place import durable
-from replay.rows import Exported, unpacked
+from replay.rows import Amendable, Exported, amended, unpacked
 
 Per = Literal["trajectory", "step"]
 SUFFIX = ".jsonl"
@@ -52,3 +53,21 @@ class JsonlWriter:
             return
         for step in one.steps:
             yield about | msgspec.structs.asdict(step)
+
+
+def amend(path: Path, late: LateFeedback) -> None:
+    """Writes the file again, with what came later. Until the export is complete nobody needs the old
+    one, so the new one takes its name at once."""
+    decoder = msgspec.json.Decoder(Amendable)
+    with path.open("rb") as old:
+        path.unlink()
+        with durable(path) as new:
+            for line in old:
+                row = decoder.decode(line)
+                now = amended(row, late.on(row.trajectory_uid))
+                new.write(line if now is row else _with(line, now))
+
+
+def _with(line: bytes, amended: Amendable) -> bytes:
+    row = msgspec.json.decode(line) | msgspec.structs.asdict(amended)
+    return msgspec.json.encode(row) + b"\n"

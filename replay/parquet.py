@@ -4,28 +4,29 @@ Rows gather until their numbers fill a row group, which a thread of its own enco
 the next one gathers: at most two are in memory, however long the log is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import chain, repeat
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay.arrow import columns, fields, nested
+from replay.arrow import columns, fields, nested, table_rows
 from replay.jsonl import Per
+from replay.late import LateFeedback
 from replay.place import durable
-from replay.rows import Exported, StepRow, TrajectoryRow
+from replay.rows import Amendable, Exported, StepRow, TrajectoryRow, amended
 
 SUFFIX = ".parquet"
 ROW_GROUP = 16 * 1024 * 1024
 """Bytes of ids and logprobs. A reader holds a row group at a time, too."""
 SPLIT = "BYTE_STREAM_SPLIT"
-"""Bytes of equal weight stand together: logprobs then take a third less, in less time."""
-NUMBERS = ("prompt_ids", "response_ids", "logprobs")
+"""Bytes of equal weight stand together: numbers then take a quarter less, in less time."""
+NUMBERS = {"prompt_ids", "response_ids", "logprobs"}
 """Columns in which nothing is repeated often enough for a dictionary."""
 
 
@@ -36,13 +37,13 @@ class ParquetWriter:
         self.rows = 0
         self.size = 0
         """What is written so far; row groups that wait are not."""
+        self._path = path
         self._per = per
         self._step = step
         self._waiting: list[Exported] = []
         self._bytes = 0
         self._open = ExitStack()
-        self._file = self._open.enter_context(durable(path))
-        self._writer = self._open.enter_context(_writer(self._file, self._schema()))
+        self._file = self._open.enter_context(_new_file(path, self._schema()))
         self._thread = self._open.enter_context(ThreadPoolExecutor(1, "parquet"))
         self._writing: Future[None] | None = None
 
@@ -68,19 +69,21 @@ class ParquetWriter:
             self._flush()
 
     def _flush(self) -> None:
-        self._settle()
+        """The table is made here: that is Python's work, of which two threads do no more than one."""
         if self._waiting:
-            self._writing = self._thread.submit(self._write, self._waiting)
-        self._waiting, self._bytes = [], 0
+            table = self._table(self._waiting)
+            self._waiting, self._bytes = [], 0
+            self._settle()
+            self._writing = self._thread.submit(self._write, table)
 
     def _settle(self) -> None:
         if self._writing is not None:
             self._writing.result()
             self._writing = None
 
-    def _write(self, rows: Sequence[Exported]) -> None:
-        self._writer.write_table(self._table(rows))
-        self.size = self._file.tell()
+    def _write(self, table: pa.Table) -> None:
+        self._file.write_table(table)
+        self.size = self._path.stat().st_size
 
     def _table(self, rows: Sequence[Exported]) -> pa.Table:
         if self._per == "trajectory":
@@ -104,18 +107,25 @@ def _bytes(step: StepRow) -> int:
     return prompt + 2 * len(step.response_ids.packed)
 
 
-def _writer(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
+@contextmanager
+def _new_file(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """Arrow opens the file itself: to write to one of Python's, its thread would wait for ours."""
     leaves = _leaves(schema)
-    words = [leaf for leaf in leaves if not set(leaf.split(".")) & set(NUMBERS)]
-    return pq.ParquetWriter(
-        file,
-        schema,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=words,
-        column_encoding={leaf: SPLIT for leaf in leaves if "logprobs" in leaf.split(".")},
-        write_statistics=words,
-    )
+    numbers = [leaf for leaf in leaves if NUMBERS & set(leaf.split("."))]
+    words = [leaf for leaf in leaves if leaf not in numbers]
+    with (
+        durable(path),
+        pq.ParquetWriter(
+            path,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=words,
+            column_encoding=dict.fromkeys(numbers, SPLIT),
+            write_statistics=words,
+        ) as file,
+    ):
+        yield file
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
@@ -125,3 +135,30 @@ def _leaves(schema: pa.Schema) -> list[str]:
         pass
     parquet = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
     return [parquet.column(number).path for number in range(len(parquet))]
+
+
+def amend(path: Path, late: LateFeedback) -> None:
+    """Writes the file again, if something came later about one of its rows. Until the export is
+    complete nobody needs the old one, so the new one takes its name at once."""
+    with pq.ParquetFile(path) as old:
+        groups = range(old.num_row_groups)
+        if not any(_amended(old, group, late) for group in groups):
+            return
+        path.unlink()
+        with _new_file(path, old.schema_arrow) as new:
+            for group in groups:
+                table = old.read_row_group(group)
+                for name, column in _amended(old, group, late).items():
+                    at = table.schema.get_field_index(name)
+                    table = table.set_column(at, table.schema.field(at), column)
+                new.write_table(table)
+
+
+def _amended(file: pq.ParquetFile, group: int, late: LateFeedback) -> dict[str, pa.Array]:
+    """The columns that change; none, if nothing does."""
+    names = list(Amendable.__struct_fields__)
+    before: list[Amendable] = table_rows(Amendable, file.read_row_group(group, names))
+    after = [amended(row, late.on(row.trajectory_uid)) for row in before]
+    if all(new is old for new, old in zip(after, before, strict=True)):
+        return {}
+    return dict(zip(names, columns(Amendable, after), strict=True))

@@ -111,6 +111,14 @@ class TrajectoryRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     schema: str = ""
 
 
+class Amendable(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The columns that late Feedback changes, and whose they are."""
+
+    trajectory_uid: str
+    reward: float | None
+    feedback: list[FeedbackRow]
+
+
 class Exported(NamedTuple):
     trajectory: TrajectoryRow
     steps: Sequence[StepRow]
@@ -119,9 +127,9 @@ class Exported(NamedTuple):
 def exported(
     trajectory: Trajectory, topic: str, late: Iterable[Received], texts: Texts | None
 ) -> Exported:
-    """`late` is Feedback that came after the End."""
+    """`late` is Feedback that was read while the trajectory was not open."""
     end, ended = trajectory.end, trajectory.records[-1]
-    feedback = _by_id([*trajectory.feedback, *late])
+    feedback = _feedback([*trajectory.feedback, *late])
     row = TrajectoryRow(
         format=FORMAT,
         trajectory_uid=end.trajectory_uid,
@@ -132,7 +140,7 @@ def exported(
         reward=_reward(end.reward, feedback),
         reward_expected=end.reward_expected,
         rewards=end.rewards,
-        feedback=[_feedback(received) for received in feedback],
+        feedback=feedback,
         reason=end.reason,
         problem=trajectory.problem,
         metadata=end.metadata,
@@ -149,18 +157,33 @@ def exported(
     return Exported(row, [_step(trajectory, received, texts) for received in trajectory.steps])
 
 
-def _by_id(feedback: Iterable[Received]) -> list[Received]:
-    """Each once, in the order of `steps`."""
-    distinct = {feedback_of(received).feedback_id: received for received in feedback}
-    return sorted(distinct.values(), key=source)
+def amended(row: Amendable, late: Iterable[Received]) -> Amendable:
+    """The row with the Feedback that it does not have; the same object, if it has all. What it lacks
+    was read after its End, so it comes behind the rest."""
+    known = {given.feedback_id for given in row.feedback}
+    new = [given for given in _feedback(late) if given.feedback_id not in known]
+    if not new:
+        return row
+    return msgspec.structs.replace(
+        row, reward=_reward(row.reward, new), feedback=[*row.feedback, *new]
+    )
 
 
-def _reward(said: float | None, feedback: Sequence[Received]) -> float | None:
-    given = [f.reward for f in map(feedback_of, feedback) if f.step_id is None]
+def _feedback(given: Iterable[Received]) -> list[FeedbackRow]:
+    """Each once, in the order of `steps`. The first copy counts, as everywhere in the log."""
+    distinct: dict[str, FeedbackRow] = {}
+    for received in sorted(given, key=source):
+        row = _feedback_row(received)
+        distinct.setdefault(row.feedback_id, row)
+    return list(distinct.values())
+
+
+def _reward(said: float | None, feedback: Sequence[FeedbackRow]) -> float | None:
+    given = [row.reward for row in feedback if row.step_id is None]
     return given[-1] if given else said
 
 
-def _feedback(received: Received) -> FeedbackRow:
+def _feedback_row(received: Received) -> FeedbackRow:
     feedback = feedback_of(received)
     return FeedbackRow(
         feedback_id=feedback.feedback_id,
@@ -174,11 +197,7 @@ def _feedback(received: Received) -> FeedbackRow:
 def _step(trajectory: Trajectory, received: Received, texts: Texts | None) -> StepRow:
     step = step_of(received)
     prompt = _prompt(trajectory, step)
-    fields: dict[str, Any] = {}
-    if texts is not None:
-        fields["prompt_text"] = texts.decode(prompt, step) if prompt is not None else None
-        fields["response_text"] = texts.decode(step.response_ids, step)
-    return (StepRow if texts is None else StepTextRow)(
+    row = StepRow(
         step_id=step.step_id,
         step_index=step.step_index,
         prompt_ids=None if prompt is None else Ids(prompt),
@@ -203,7 +222,15 @@ def _step(trajectory: Trajectory, received: Received, texts: Texts | None) -> St
         step_offset=received.offset,
         step_source_offset=step.source.offset if step.source else None,
         step_schema=mark(received.header),
-        **fields,
+    )
+    return row if texts is None else _with_texts(row, step, texts)
+
+
+def _with_texts(row: StepRow, step: Step, texts: Texts) -> StepTextRow:
+    return StepTextRow(
+        **msgspec.structs.asdict(row),
+        prompt_text=None if row.prompt_ids is None else texts.decode(row.prompt_ids.packed, step),
+        response_text=texts.decode(step.response_ids, step),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Protocol, Self
 
 from pool.errors import Fatal
 from replay import jsonl
+from replay.late import LateFeedback
 from replay.rows import Exported, StepRow, StepTextRow
 from replay.settings import ExportSettings
 
@@ -32,7 +33,7 @@ class Shards:
     """Writes into one file, or into a folder's files one after the other."""
 
     def __init__(self, settings: ExportSettings, path: Path) -> None:
-        self.files = 0
+        self.files: list[Path] = []
         self.rows = 0
         self._settings = settings
         self._path = path
@@ -52,6 +53,11 @@ class Shards:
             self.rows += self._writer.rows
             self._writer = None
 
+    def amend(self, late: LateFeedback) -> None:
+        """Once all is written: what came late goes into the rows that it is about."""
+        for path in self.files if late.count else ():
+            amend_file(self._settings, path, late)
+
     def abandon(self, error: BaseException) -> None:
         if self._writer is not None:
             self._writer.__exit__(type(error), error, error.__traceback__)
@@ -59,8 +65,8 @@ class Shards:
     def _open(self) -> Writer:
         path = self._path
         if not self._settings.is_one_file:
-            path = path / f"data-{self.files:05}.{self._settings.file_format}"
-        self.files += 1
+            path = path / f"data-{len(self.files):05}.{self._settings.file_format}"
+        self.files.append(path)
         return open_file(self._settings, path).__enter__()
 
 
@@ -72,6 +78,15 @@ def open_file(settings: ExportSettings, path: Path) -> Writer:
     from replay.parquet import ParquetWriter
 
     return ParquetWriter(path, settings.per, step)
+
+
+def amend_file(settings: ExportSettings, path: Path, late: LateFeedback) -> None:
+    if settings.file_format == "jsonl":
+        jsonl.amend(path, late)
+        return
+    from replay import parquet
+
+    parquet.amend(path, late)
 
 
 def check_parquet() -> None:

@@ -133,6 +133,7 @@ class Codec:
         return self._registered[schema_id]
 
 
+@lru_cache(maxsize=64)
 def mark(header: bytes) -> str:
     """Names the schema that wrote a value, by what the value begins with: its fingerprint, or its id in
     a registry."""

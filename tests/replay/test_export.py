@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pool import topics
 from pool.connection import Connection
 from pool.errors import Fatal, OffsetLost
 from pool.producer import producer_options
@@ -19,7 +21,7 @@ from schemas import Codec
 from schemas.codec import single_object_header
 from schemas.records import Step
 from tests.pool.log import messages, write
-from tests.pool.records import end, run_of, step
+from tests.pool.records import end, feedback, run_of, step
 from tests.pool.written import conversation
 from tests.replay.logs import exported, fill, without_positions
 from tests.tiny_model import build_tokenizer
@@ -83,6 +85,28 @@ def test_formats_and_shapes_say_the_same(log: Connection, tmp_path: Path) -> Non
         for one in row["steps"]
     ]
     assert flat == again
+
+
+def test_feedback_finds_a_row_that_was_written_before_it_came(
+    connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replay.parquet.ROW_GROUP", 1)
+    monkeypatch.setattr("replay.shards.MIB", 1)
+    topics.create(connection, partitions=1)
+    within = feedback(2.0, "t", id="within")
+    talk = [feedback(1.0, "t", id="before"), step("t-0"), within, step("t-1", index=1)]
+    late = [feedback(3.0, "t", id="late"), feedback(9.0, "t", step_id="t-0", id="of a step")]
+    others = [record for number in range(3) for record in run_of(f"other-{number}")]
+    write(connection, STEPS, [*talk, end("t", steps=2), *others, within, *late, *late])
+    for format, per in product(("parquet", "jsonl"), ("trajectory", "step")):
+        rows = exported(connection, tmp_path / format / per, format=format, per=per, shard_mib=1)
+        told = [row for row in rows if row["trajectory_uid"] == "t"]
+        assert len(told) == (1 if per == "trajectory" else 2)
+        for row in told:
+            ids = [given["feedback_id"] for given in row["feedback"]]
+            assert ids == ["before", "within", "late", "of a step"]
+            assert row["reward"] == 3.0  # a copy of what was said before does not undo it
+        assert len(by_uid(rows)) == 4
 
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
