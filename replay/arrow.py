@@ -51,7 +51,7 @@ def columns(row: type[msgspec.Struct], rows: Sequence[Any]) -> list[pa.Array]:
 def array(kind: Any, values: list[Any]) -> pa.Array:
     kind = _without_none(kind)
     if kind in PACKED:
-        return _packed(PACKED[kind], [None if one is None else one.packed for one in values])
+        return _packed(PACKED[kind], values)
     if get_origin(kind) is list:
         return nested(get_args(kind)[0], values)
     return pa.array(values, PLAIN[kind])
@@ -118,13 +118,13 @@ def unnested(row: type[msgspec.Struct], column: pa.Array) -> list[Any]:
     return [flat[first:end] for first, end in _spans(column)]
 
 
-def _unpacked(kind: Any, column: pa.Array) -> list[Any]:
+def _unpacked(kind: Any, column: pa.Array) -> list[bytes | None]:
     items = column.flatten().to_numpy(zero_copy_only=False)
     items = np.ascontiguousarray(items, np.dtype(PACKED[kind].to_pandas_dtype()))
     packed = items.view(np.uint8)
     there = column.is_valid().to_pylist()
     return [
-        kind(packed[first * ITEM_BYTES : end * ITEM_BYTES].tobytes()) if valid else None
+        packed[first * ITEM_BYTES : end * ITEM_BYTES].tobytes() if valid else None
         for valid, (first, end) in zip(there, _spans(column), strict=True)
     ]
 

@@ -44,7 +44,6 @@ def import_files(settings: ImportSettings) -> str:
         return f"{steps:,} Steps can be imported"
     if settings.rewards is not None:
         topics.create_twin(settings, settings.rewards)
-    importer.read_what_is_there()
     return importer.write(files, steps) + (f"; {skipped:,} were invalid" if skipped else "")
 
 
@@ -78,7 +77,7 @@ class Importer:
                 "Steps for its own, so give them another name with --run"
             )
 
-    def read_what_is_there(self) -> None:
+    def _read_what_is_there(self) -> None:
         """The uids of the trajectories that the topic has."""
         spans = spans_of(self._settings, self._settings.topic)
         with Scan(self._settings, self._settings.topic, spans) as scan:
@@ -98,6 +97,7 @@ class Importer:
             patience=PATIENCE,
             probe=lambda stage: None,
         )
+        self._read_what_is_there()  # an earlier import's last transaction is over by now
         with bar("importing", steps) as moved:
             for chunk in _chunks(self._new(files, written)):
                 transactions.write(chunk)

@@ -23,7 +23,7 @@ class JsonlWriter:
         self.rows = 0
         self.size = 0
         self._per = per
-        self._encoder = msgspec.json.Encoder(enc_hook=unpacked)
+        self._encoder = msgspec.json.Encoder()
         self._open = ExitStack()
         self._file = self._open.enter_context(durable(path))
 
@@ -49,10 +49,10 @@ class JsonlWriter:
     def _rows(self, one: Exported) -> Iterator[dict[str, Any]]:
         about = msgspec.structs.asdict(one.trajectory)
         if self._per == "trajectory":
-            yield about | {"steps": one.steps}
+            yield about | {"steps": list(map(unpacked, one.steps))}
             return
         for step in one.steps:
-            yield about | msgspec.structs.asdict(step)
+            yield about | unpacked(step)
 
 
 def amend(path: Path, late: LateFeedback) -> None:

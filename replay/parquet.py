@@ -19,15 +19,13 @@ from replay.arrow import columns, fields, nested, table_rows
 from replay.jsonl import Per
 from replay.late import LateFeedback
 from replay.place import durable
-from replay.rows import Amendable, Exported, StepRow, TrajectoryRow, amended
+from replay.rows import NUMBERS, Amendable, Exported, StepRow, TrajectoryRow, amended
 
 SUFFIX = ".parquet"
 ROW_GROUP = 16 * 1024 * 1024
 """Bytes of ids and logprobs. A reader holds a row group at a time, too."""
 SPLIT = "BYTE_STREAM_SPLIT"
 """Bytes of equal weight stand together: numbers then take a quarter less, in less time."""
-NUMBERS = {"prompt_ids", "response_ids", "logprobs"}
-"""Columns in which nothing is repeated often enough for a dictionary."""
 
 
 class ParquetWriter:
@@ -103,15 +101,15 @@ class ParquetWriter:
 
 
 def _bytes(step: StepRow) -> int:
-    prompt = len(step.prompt_ids.packed) if step.prompt_ids else 0
-    return prompt + 2 * len(step.response_ids.packed)
+    return len(step.prompt_ids or b"") + 2 * len(step.response_ids)
 
 
 @contextmanager
 def _new_file(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Arrow opens the file itself: to write to one of Python's, its thread would wait for ours."""
+    """Arrow opens the file itself: to write to one of Python's, its thread would wait for ours.
+    Among numbers little is repeated, so they have no dictionary."""
     leaves = _leaves(schema)
-    numbers = [leaf for leaf in leaves if NUMBERS & set(leaf.split("."))]
+    numbers = [leaf for leaf in leaves if NUMBERS.keys() & set(leaf.split("."))]
     words = [leaf for leaf in leaves if leaf not in numbers]
     with (
         durable(path),

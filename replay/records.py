@@ -65,11 +65,11 @@ def _steps(about: TrajectoryRow, steps: Sequence[StepRow], run: str) -> Iterator
     for row in steps:
         if row.prompt_ids is None:
             raise BadRow(f"step {row.step_id} of trajectory {about.trajectory_uid} has no prompt")
-        prompt = row.prompt_ids.packed
+        prompt = row.prompt_ids
         stored = delta(prompt, contexts)
         if stored.parent and len(contexts[stored.parent]) == stored.prefix_length * ID_BYTES:
             del contexts[stored.parent]  # this Step is the end of that line of conversation now
-        contexts[row.step_id] = prompt + row.response_ids.packed
+        contexts[row.step_id] = prompt + row.response_ids
         yield Step(
             step_id=row.step_id,
             trajectory_uid=about.trajectory_uid,
@@ -78,8 +78,8 @@ def _steps(about: TrajectoryRow, steps: Sequence[StepRow], run: str) -> Iterator
             run=run,
             channel=about.channel,
             **stored._asdict(),
-            response_ids=row.response_ids.packed,
-            response_logprobs=row.logprobs.packed,
+            response_ids=row.response_ids,
+            response_logprobs=row.logprobs,
             segments=row.segments,
             finish_reason=row.finish_reason,
             sampling=row.sampling,

@@ -5,8 +5,10 @@ trajectory's columns repeated. What both have (a reward, metadata, a place) has 
 where it is the Step's. Everything that an import needs is here, so that nothing else has to travel.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import math
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -24,22 +26,9 @@ FORMAT = 1
 """Counts changes that an earlier version would misread; an import refuses a higher one."""
 
 
-class Packed:
-    """Numbers, packed as in the log: a row never holds them one by one. It is no struct, so that JSON
-    encoders ask what to do with it."""
-
-    __slots__ = ("packed",)
-
-    def __init__(self, packed: bytes) -> None:
-        self.packed = packed
-
-
-class Ids(Packed):
-    pass
-
-
-class Logprobs(Packed):
-    pass
+Ids = Annotated[bytes, "int32"]
+Logprobs = Annotated[bytes, "float32"]
+"""Numbers, packed as in the log: a row never holds them one by one."""
 
 
 class FeedbackRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -196,13 +185,12 @@ def _feedback_row(received: Received) -> FeedbackRow:
 
 def _step(trajectory: Trajectory, received: Received, texts: Texts | None) -> StepRow:
     step = step_of(received)
-    prompt = _prompt(trajectory, step)
     row = StepRow(
         step_id=step.step_id,
         step_index=step.step_index,
-        prompt_ids=None if prompt is None else Ids(prompt),
-        response_ids=Ids(step.response_ids),
-        logprobs=Logprobs(step.response_logprobs),
+        prompt_ids=_prompt(trajectory, step),
+        response_ids=step.response_ids,
+        logprobs=step.response_logprobs,
         segments=step.segments,
         finish_reason=step.finish_reason,
         sampling=step.sampling,
@@ -229,7 +217,7 @@ def _step(trajectory: Trajectory, received: Received, texts: Texts | None) -> St
 def _with_texts(row: StepRow, step: Step, texts: Texts) -> StepTextRow:
     return StepTextRow(
         **msgspec.structs.asdict(row),
-        prompt_text=None if row.prompt_ids is None else texts.decode(row.prompt_ids.packed, step),
+        prompt_text=None if row.prompt_ids is None else texts.decode(row.prompt_ids, step),
         response_text=texts.decode(step.response_ids, step),
     )
 
@@ -243,16 +231,28 @@ def _prompt(trajectory: Trajectory, step: Step) -> bytes | None:
         return None
 
 
-def unpacked(value: Any) -> Any:
-    """For a JSON encoder that has met something packed. JSON has no NaN: it becomes null."""
-    if isinstance(value, Ids):
-        return unpack_ids(value.packed).tolist()
-    return unpack_logprobs(value.packed).tolist()
+def unpacked(step: StepRow) -> dict[str, Any]:
+    """A row for a JSON encoder. JSON has no NaN: it becomes null."""
+    row = msgspec.structs.asdict(step)
+    for name, (unpack, _) in NUMBERS.items():
+        if row[name] is not None:
+            row[name] = unpack(row[name]).tolist()
+    return row
 
 
-def packed(kind: type, value: Any) -> Any:
-    """The other way round, for a decoder."""
-    if kind is Ids:
-        return Ids(pack_ids(value))
-    nan = float("nan")
-    return Logprobs(pack_logprobs(nan if number is None else number for number in value))
+def packed(row: dict[str, Any]) -> dict[str, Any]:
+    """The other way round, for what a decoder gives."""
+    there = (name for name in NUMBERS if row.get(name) is not None)
+    return row | {name: NUMBERS[name][1](row[name]) for name in there}
+
+
+def _pack_logprobs(values: Iterable[float | None]) -> bytes:
+    return pack_logprobs(math.nan if value is None else value for value in values)
+
+
+NUMBERS: dict[str, tuple[Callable[[bytes], "array[Any]"], Callable[[Any], bytes]]] = {
+    "prompt_ids": (unpack_ids, pack_ids),
+    "response_ids": (unpack_ids, pack_ids),
+    "logprobs": (unpack_logprobs, _pack_logprobs),
+}
+"""The columns that hold them."""

@@ -84,12 +84,19 @@ def _files(path: Path) -> list[Path]:
 
 
 def _trajectory(line: dict[str, Any]) -> Exported:
-    steps = msgspec.convert(line["steps"], list[StepRow], dec_hook=packed)
-    return Exported(_about(line), steps)
+    steps = msgspec.convert(line["steps"], list[dict[str, Any]])
+    return Exported(_about(line), list(map(_step_row, steps)))
 
 
 def _step(line: dict[str, Any]) -> tuple[TrajectoryRow, StepRow]:
-    return _about(line), msgspec.convert(line, StepRow, dec_hook=packed)
+    return _about(line), _step_row(line)
+
+
+def _step_row(line: dict[str, Any]) -> StepRow:
+    try:
+        return msgspec.convert(packed(line), StepRow, builtin_types=(bytes,))
+    except (TypeError, OverflowError) as error:
+        raise BadRow(f"its ids or logprobs are no such numbers: {error}") from error
 
 
 def _about(line: dict[str, Any]) -> TrajectoryRow:

@@ -14,7 +14,7 @@ import msgspec
 
 from pool.submitted import WITHOUT_LOGPROBS, SubmittedStep, end_id, step_id
 from replay.records import BadRow
-from replay.rows import FORMAT, Exported, Ids, Logprobs, StepRow, TrajectoryRow
+from replay.rows import FORMAT, Exported, StepRow, TrajectoryRow
 from schemas import Segment
 from schemas.packing import pack_ids, pack_logprobs
 from schemas.records import Status
@@ -70,9 +70,9 @@ def _row(step: SubmittedStep) -> StepRow:
     return StepRow(
         step_id=step_id(step.trajectory_uid, step.step_index, prompt, response),
         step_index=step.step_index,
-        prompt_ids=Ids(prompt),
-        response_ids=Ids(response),
-        logprobs=Logprobs(pack_logprobs(logprobs or [math.nan] * len(step.response_ids))),
+        prompt_ids=prompt,
+        response_ids=response,
+        logprobs=pack_logprobs(logprobs or [math.nan] * len(step.response_ids)),
         segments=[Segment(incarnation=0, version=step.policy_version, first_token=0)],
         step_reward=step.reward,
         step_metadata=json.dumps(step.metadata or {}),

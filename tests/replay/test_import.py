@@ -152,6 +152,8 @@ def test_a_bad_line_is_one_sentence_and_nothing_is_written(
         ({**talk, "status": "unheard of"}, r"Invalid enum value 'unheard of'"),
         ({**talk, "steps": [short]}, r"1 Steps here and 3 by its trajectory_steps"),
         ({**talk, "steps": [short, *talk["steps"][1:]]}, r"2 response ids come with 1 logprobs"),
+        ({**talk, "steps": [{**short, "prompt_ids": [2**31]}]}, r"are no such numbers: signed"),
+        ({**talk, "steps": [{**short, "logprobs": ["low"]}]}, r"are no such numbers: must be real"),
         ({**talk, "metadata": "[1]"}, r"no JSON object"),
         ("half a li", r"JSON is malformed|Expected `object`"),
     ]
