@@ -6,6 +6,7 @@ lengths tell where each list begins.
 
 import types
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain, pairwise
 from operator import attrgetter
 from typing import Any, Union, get_args, get_origin
@@ -21,8 +22,15 @@ PACKED = {Ids: pa.int32(), Logprobs: pa.float32()}
 ITEM_BYTES = 4
 
 
+@cache
 def fields(row: type[msgspec.Struct]) -> list[pa.Field]:
-    return [pa.field(field.name, arrow_type(field.type)) for field in msgspec.structs.fields(row)]
+    return [pa.field(field.name, arrow_type(field.type)) for field in _fields(row)]
+
+
+@cache
+def _fields(row: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """To find them takes longer than to fill a column."""
+    return msgspec.structs.fields(row)
 
 
 def arrow_type(kind: Any) -> pa.DataType:
@@ -42,10 +50,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def columns(row: type[msgspec.Struct], rows: Sequence[Any]) -> list[pa.Array]:
-    return [
-        array(field.type, list(map(attrgetter(field.name), rows)))
-        for field in msgspec.structs.fields(row)
-    ]
+    return [array(field.type, list(map(attrgetter(field.name), rows))) for field in _fields(row)]
 
 
 def array(kind: Any, values: list[Any]) -> pa.Array:
@@ -79,14 +84,14 @@ def _offsets(lengths: Sequence[int]) -> pa.Array:
 def rows(row: type[msgspec.Struct], found: dict[str, pa.Array], count: int) -> list[Any]:
     """The structs that such columns were made of; a column that is not there has its default."""
     values = []
-    for field in msgspec.structs.fields(row):
+    for field in _fields(row):
         if field.name in found:
             values.append(_values(field.type, found[field.name]))
         elif field.required:
             raise KeyError(field.name)
         else:
             values.append([_default(field)] * count)
-    names = [field.name for field in msgspec.structs.fields(row)]
+    names = row.__struct_fields__
     return [row(**dict(zip(names, one, strict=True))) for one in zip(*values, strict=True)]
 
 

@@ -38,10 +38,11 @@ class ParquetWriter:
         self._path = path
         self._per = per
         self._step = step
+        self._schema = _schema(per, step)
         self._waiting: list[Exported] = []
         self._bytes = 0
         self._open = ExitStack()
-        self._file = self._open.enter_context(_new_file(path, self._schema()))
+        self._file = self._open.enter_context(_new_file(path, self._schema))
         self._thread = self._open.enter_context(ThreadPoolExecutor(1, "parquet"))
         self._writing: Future[None] | None = None
 
@@ -91,13 +92,14 @@ class ParquetWriter:
             repeated = chain.from_iterable(repeat(r.trajectory, len(r.steps)) for r in rows)
             about = columns(TrajectoryRow, list(repeated))
             steps = columns(self._step, list(chain.from_iterable(row.steps for row in rows)))
-        return pa.Table.from_arrays([*about, *steps], schema=self._schema())
+        return pa.Table.from_arrays([*about, *steps], schema=self._schema)
 
-    def _schema(self) -> pa.Schema:
-        steps = fields(self._step)
-        if self._per == "trajectory":
-            steps = [pa.field("steps", pa.list_(pa.struct(steps)))]
-        return pa.schema([*fields(TrajectoryRow), *steps])
+
+def _schema(per: Per, step: type[StepRow]) -> pa.Schema:
+    steps = fields(step)
+    if per == "trajectory":
+        steps = [pa.field("steps", pa.list_(pa.struct(steps)))]
+    return pa.schema([*fields(TrajectoryRow), *steps])
 
 
 def _bytes(step: StepRow) -> int:
