@@ -135,6 +135,8 @@ async def open_topic(
             enable_auto_commit=False,
             max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
             fetch_max_wait_ms=poll_ms,
+            # It waits so long whenever it asks for a topic first: most of what a small reading takes.
+            retry_backoff_ms=20,
         )
     )
     reader = Reader(name, found[topic].partitions, consumer)
