@@ -40,7 +40,8 @@ class Convoys(Producer):
         self._held: deque[tuple[Output, Acknowledged]] = deque()
         self._arrived: deque[tuple[Acknowledged, KafkaError | None, Message]] = deque()
         self._ended = False
-        threading.Thread(target=self._listen, name="acknowledgements", daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, name="acknowledgements", daemon=True)
+        self._thread.start()
 
     async def _hand_over(self, output: Output, acknowledged: Acknowledged) -> None:
         if not self._in_flight:
@@ -55,8 +56,9 @@ class Convoys(Producer):
         return not is_full and self._loop.time() - self._left_at < self._boarding_s
 
     def _leave(self) -> None:
+        """The client's queue has room: nothing else is in it."""
         self._left_at = self._loop.time()
-        for _ in range(min(LARGEST, len(self._held))):
+        while self._held and self._in_flight < LARGEST:
             output, acknowledged = self._held.popleft()
             if acknowledged.done():
                 continue  # the sender was cancelled
@@ -80,7 +82,7 @@ class Convoys(Producer):
     def _arrive(self) -> None:
         while self._arrived:
             super()._acknowledge(*self._arrived.popleft())
-        while self._held and not self._in_flight:
+        if not self._in_flight:
             self._leave()
 
     def _expect(self) -> None:
@@ -92,4 +94,5 @@ class Convoys(Producer):
             await self._room.wait()
         await super().close()
         self._ended = True
+        await asyncio.to_thread(self._thread.join)  # it must not outlive the loop
         self._arrive()
