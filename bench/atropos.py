@@ -76,7 +76,7 @@ def _their_server() -> Iterator[tuple[str, int]]:
         try:
             yield f"http://127.0.0.1:{port}", process.pid
         finally:
-            process.terminate()
+            process.kill()  # it may form batches for minutes yet
             process.wait()
 
 
