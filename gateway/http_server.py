@@ -3,7 +3,7 @@
 Two things cost uvicorn a third of a short request, so apps of ours may have them cheaper. A body up to
 a limit comes in one piece, when all of it is here: else reading pauses and goes on for every 64 KiB.
 And an answer that is whole leaves in one write, through what the scope names in `extensions`; it also
-says without a task whether the client is gone.
+says without a task whether the client is gone. Middleware that adds to answers must take it away.
 """
 
 import asyncio
