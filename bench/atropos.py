@@ -6,6 +6,7 @@ with the clients.
 """
 
 import asyncio
+import gzip
 import json
 import random
 import subprocess
@@ -26,13 +27,15 @@ from tests.conftest import free_port
 from tests.gateway.atropos.running import ENV, TRAINING, running_atropos
 
 CLIENTS = 8
-POST_SHAPES = {(4, 64): 400, (8, 512): 80, (8, 2048): 32}
+POST_SHAPES = {(4, 64): 1600, (8, 512): 240, (8, 2048): 96}
 """Sequences and tokens of a group, and how many are posted."""
 DEPTHS = (0, 1_000, 10_000)
 POLLS = 100
 LONGEST_S = 60
 """Of a request: beyond it, a side is given up."""
 VOCABULARY = 150_000
+GZIP = b"\x1f\x8b"
+"""What a compressed body begins with."""
 
 
 class Side(NamedTuple):
@@ -73,7 +76,7 @@ def _their_server() -> Iterator[tuple[str, int]]:
         try:
             yield f"http://127.0.0.1:{port}", process.pid
         finally:
-            process.terminate()
+            process.kill()  # it may form batches for minutes yet
             process.wait()
 
 
@@ -84,12 +87,13 @@ async def _compare(sides: list[Side]) -> None:
             await _until_up(session, side)
         print("\nPOST /scored_data, tokens + masks + logprobs, 8 clients")
         for (size, tokens), count in POST_SHAPES.items():
-            body = _body(size, tokens)
-            await _show(
-                f"{size} x {tokens} tokens, {len(body) / 1000:.0f} kB",
-                sides,
-                lambda side, body=body, count=count: _posts(session, side, body, count),  # type: ignore[misc]
-            )
+            plain = _body(size, tokens)
+            for name, body in (("", plain), (" gzip", gzip.compress(plain, 6))):
+                await _show(
+                    f"{size} x {tokens} tokens, {len(body) / 1000:.0f} kB{name}",
+                    sides,
+                    lambda side, body=body, count=count: _posts(session, side, body, count),  # type: ignore[misc]
+                )
         print("\nGET /batch, 64 sequences of 2,048 tokens, already formed")
         for encoding in ("identity", "gzip"):
             await _show(
@@ -140,6 +144,8 @@ async def _spend(side: Side, work: Awaitable[Any], count: int = 1) -> Spent:
 
 async def _post(session: aiohttp.ClientSession, side: Side, path: str, body: bytes) -> Any:
     headers = {"content-type": "application/json"}
+    if body.startswith(GZIP):
+        headers["content-encoding"] = "gzip"
     async with session.post(side.url + path, data=body, headers=headers) as response:
         assert response.status == 200, await response.text()
         return await response.json()

@@ -1,10 +1,11 @@
 """One HTTP request and its answer, straight on ASGI: the hot path has no framework in between."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gateway.errors import BadRequest, TooLarge
+from gateway.http_server import CONNECTION, Connection
 
 Headers = Iterable[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
@@ -22,13 +23,13 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._max_body = max_body
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._gone: asyncio.Task[None] | None = None
+        self._connection: Connection | None = scope.get("extensions", {}).get(CONNECTION)
 
     def header(self, name: bytes) -> str | None:
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return str(value.decode("latin-1"))
-        return None
+        value = self._headers.get(name)
+        return None if value is None else value.decode("latin-1")
 
     def uid(self, name: str) -> str:
         """A part of the path that names a trajectory or a prompt."""
@@ -65,6 +66,10 @@ class Exchange:
             self._gone = asyncio.create_task(self._until_gone())
         return self._gone
 
+    def is_gone(self) -> Callable[[], bool]:
+        """Tells whether the client is gone, at any time until `deliver` has answered."""
+        return self._connection.is_gone if self._connection else self.watch().done
+
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -82,8 +87,11 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def deliver(self, status: int, body: bytes, headers: Headers = (JSON,)) -> bool:
-        """As `reply`; says whether the client was there until all was on its way. `watch` must have
-        begun before whatever was waited for."""
+        """As `reply`; says whether the client was there until all was on its way. `is_gone` must have
+        been asked for before whatever was waited for."""
+        if self._connection is not None:
+            self.status = status
+            return await self._connection.answer(status, headers, body)
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*headers, length])
         await self.write(body)

@@ -59,7 +59,12 @@ class Producer:
     `linger_ms` is how long a record may wait for others: it saves a quarter of a bulk write's CPU."""
 
     def __init__(
-        self, connection: Connection, codec: Codec, timeout: float = 30.0, linger_ms: int = 2
+        self,
+        connection: Connection,
+        codec: Codec,
+        timeout: float = 30.0,
+        linger_ms: int = 2,
+        **options: Any,
     ) -> None:
         self._connection = connection
         self._codec = codec
@@ -73,6 +78,7 @@ class Producer:
                 error_cb=self._troubles.note,
                 message_timeout_ms=int(timeout * 1000),
                 socket_timeout_ms=SILENCE_MS,
+                **options,
             )
         )
         self._in_flight = 0
@@ -105,10 +111,13 @@ class Producer:
             )
         output = Output(name, key, value, headers)
         acknowledged: asyncio.Future[Position] = self._loop.create_future()
+        await self._hand_over(output, acknowledged)
+        return await acknowledged
+
+    async def _hand_over(self, output: Output, acknowledged: "asyncio.Future[Position]") -> None:
         # Who waits for room already must not be overtaken; between two turns the lock is free.
         if self._waiting or not self._produce(output, acknowledged):
             await self._wait_for_room(output, acknowledged)
-        return await acknowledged
 
     async def _wait_for_room(
         self, output: Output, acknowledged: "asyncio.Future[Position]"
@@ -131,15 +140,7 @@ class Producer:
         """Hands a record to the client; False when its queue is full."""
 
         def delivered(error: KafkaError | None, message: Message) -> None:
-            self._in_flight -= 1
-            self._room.set()
-            if acknowledged.done():
-                return  # the sender was cancelled
-            if error is not None:
-                acknowledged.set_exception(self._refusal(error))
-                return
-            place = Position(partition=message.partition() or 0, offset=message.offset() or 0)
-            acknowledged.set_result(place)
+            self._acknowledge(acknowledged, error, message)
 
         if self._closed:
             raise Fatal("the producer is closed")
@@ -153,9 +154,25 @@ class Producer:
         except KafkaException as error:
             raise self._refusal(error.args[0]) from error
         self._in_flight += 1
+        self._expect()
+        return True
+
+    def _acknowledge(
+        self, acknowledged: "asyncio.Future[Position]", error: KafkaError | None, message: Message
+    ) -> None:
+        self._in_flight -= 1
+        self._room.set()
+        if acknowledged.done():
+            return  # the sender was cancelled
+        if error is not None:
+            acknowledged.set_exception(self._refusal(error))
+            return
+        place = Position(partition=message.partition() or 0, offset=message.offset() or 0)
+        acknowledged.set_result(place)
+
+    def _expect(self) -> None:
         if self._poller is None:
             self._poller = self._loop.call_later(POLL_EVERY, self._poll)
-        return True
 
     def _poll(self) -> None:
         """Takes the acknowledgements that have come, and goes on while more are expected."""

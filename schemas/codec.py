@@ -19,7 +19,8 @@ import fastavro
 import msgspec
 from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
-from schemas.records import RECORD_TYPES, Record
+from schemas import scored
+from schemas.records import RECORD_TYPES, Record, ScoredGroup
 
 SINGLE_OBJECT = b"\xc3\x01"
 CONFLUENT = b"\x00"
@@ -65,16 +66,18 @@ class Codec:
         schema, header = _today()[type(record)]
         if self._registry is not None:
             header = CONFLUENT + self._registry.id_of(topic, schema).to_bytes(4, "big")
-        out = BytesIO()
-        out.write(header)
         try:
+            if isinstance(record, ScoredGroup):
+                return b"".join([header, *scored.pieces(record)])
+            out = BytesIO()
+            out.write(header)
             datum = msgspec.to_builtins(record, builtin_types=(bytes,))
             fastavro.schemaless_writer(out, schema, datum)
+            return out.getvalue()
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise SchemaError(
                 f"{type(record).__name__} does not fit its schema: {error}"
             ) from error
-        return out.getvalue()
 
     def prepare(self, topic: str, record_types: Iterable[type[Record]]) -> None:
         """Asks a registry now for what `encode` will need, since its first question takes a while."""

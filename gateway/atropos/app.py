@@ -11,10 +11,12 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import Counter, Histogram
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway.atropos import metrics
@@ -43,14 +45,24 @@ Handle = Callable[[Server, Exchange, bytes], Awaitable[None]]
 
 
 def make_app(gate: Gate, max_body: int, keys: Keys) -> Any:
-    """CORS is as open as Atropos has it."""
-    return CORSMiddleware(
-        AtroposApp(gate, max_body, keys),
+    """CORS is as open as Atropos has it; only browsers ask for it."""
+    app = AtroposApp(gate, max_body, keys)
+    for_browsers = CORSMiddleware(
+        app,
         allow_origins=["*"],
         allow_methods=["*"],
         allow_headers=["*"],
         allow_credentials=True,
     )
+
+    async def either(scope: Any, receive: Any, send: Any) -> None:
+        if b"origin" in dict(scope["headers"]):
+            # Answers must not take the short way: it passes by what CORS adds to them.
+            await for_browsers({**scope, "extensions": {}}, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return either
 
 
 class AtroposApp:
@@ -123,8 +135,16 @@ def _again(body: bytes, receive: Any) -> Any:
 
 
 def _count(route: str, exchange: Exchange, began: float) -> None:
-    metrics.requests.labels(route, str(exchange.status)).inc()
-    metrics.request_seconds.labels(route).observe(time.perf_counter() - began)
+    answered, seconds = _meters(route, exchange.status)
+    answered.inc()
+    seconds.observe(time.perf_counter() - began)
+
+
+@lru_cache
+def _meters(route: str, status: int | None) -> tuple[Counter, Histogram]:
+    """Looking them up would cost more than counting."""
+    answered = metrics.requests.labels(route, str(status))
+    return answered, metrics.request_seconds.labels(route)
 
 
 async def _refuse(exchange: Exchange, error: ApiError) -> None:
@@ -190,7 +210,7 @@ async def _post(
     posted: Sequence[Posted],
     told: Callable[[Sequence[int | None]], bytes],
 ) -> None:
-    gone = exchange.watch().done
+    gone = exchange.is_gone()
     fingerprints = [group.fingerprint for group in posted]
     deliveries = await server.retries.recognise(fingerprints, gone)
     sent = False
@@ -207,7 +227,7 @@ async def _batch(server: Server, exchange: Exchange, _: bytes) -> None:
     if server.state.training is None:
         await exchange.reply(200, msgspec.json.encode(NOT_REGISTERED))
         return
-    exchange.watch()
+    exchange.is_gone()
     found = await server.batch()
     if found is None:
         await exchange.reply(200, b'{"batch":null}')

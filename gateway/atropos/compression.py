@@ -1,7 +1,8 @@
-"""Bodies that come and go compressed."""
+"""Bodies that come and go compressed, by ISA-L: a third of zlib's time, both ways."""
 
 import asyncio
-import zlib
+
+from isal import isal_zlib
 
 from gateway.errors import TooLarge
 
@@ -11,8 +12,8 @@ COMPRESS_FROM = 1000
 """Bytes. Smaller answers are never compressed: a test of Atropos' clients asserts it."""
 OFFLOAD_FROM = 256 * 1024
 """Bytes that are compressed in a thread, so that polls go on meanwhile."""
-LEVEL = 1
-"""A tenth larger than level 9, in a sixth of its time."""
+LEVEL = 3
+"""ISA-L's highest, in which numbers come out smaller than at the others, and no later."""
 
 
 class NotGzip(Exception):
@@ -24,10 +25,10 @@ def inflated(body: bytes, limit: int) -> bytes:
     pieces: list[bytes] = []
     room = limit
     while body:
-        member = zlib.decompressobj(GZIP)
+        member = isal_zlib.decompressobj(GZIP)
         try:
             piece = member.decompress(body, room + 1)
-        except zlib.error as error:
+        except isal_zlib.error as error:  # type: ignore[misc] # its stub has an instance here
             raise NotGzip from error
         room -= len(piece)
         if room < 0:
@@ -46,4 +47,4 @@ async def compressed(body: bytes) -> bytes:
 
 
 def _gzip(body: bytes) -> bytes:
-    return zlib.compress(body, LEVEL, GZIP)
+    return isal_zlib.compress(body, LEVEL, GZIP)

@@ -8,14 +8,15 @@ again under its number until it does; whoever posted it waits, and nothing after
 
 import asyncio
 import logging
+import os
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
 from gateway.atropos.events import AnyEvent, encode_event
+from gateway.atropos.neighbours import Neighbours
 from gateway.atropos.queue import group_of
 from gateway.atropos.retries import Delivery, Retries
 from gateway.atropos.state import State
@@ -35,13 +36,20 @@ SNAPSHOT_EVERY = 200
 
 class Log:
     def __init__(
-        self, producer: Producer, run: str, owner: str, state: State, retries: Retries
+        self,
+        producer: Producer,
+        run: str,
+        owner: str,
+        state: State,
+        retries: Retries,
+        neighbours: Neighbours,
     ) -> None:
         self._producer = producer
         self._run = run
         self._owner = owner
         self._state = state
         self._retries = retries
+        self._neighbours = neighbours
         self._turns = Turns(state.applied)
         self._events_under_way = 0
         self._events_since_snapshot = 0
@@ -58,6 +66,11 @@ class Log:
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     @property
+    def newest(self) -> int:
+        """The sequence number that was given out last."""
+        return self._turns.last
+
+    @property
     def tells_all(self) -> bool:
         """Whether the log knows of every answer that was sent."""
         return self._told >= self._retries.settled(self._last_group)
@@ -70,8 +83,8 @@ class Log:
             self._retries.number(delivery, sequence)
 
         fields = {
-            "group_uid": uuid.uuid4().hex,
-            "prompt_uid": uuid.uuid4().hex,
+            "group_uid": os.urandom(16).hex(),
+            "prompt_uid": self._neighbours.draw(),
             "fingerprint": posted.fingerprint,
             **posted.content,
         }

@@ -157,7 +157,7 @@ class Server:
             )
 
     async def _take_in(self, posted: Posted, delivery: Delivery) -> int | None:
-        env_id: int | None = posted.content["env_id"]
+        env_id: int | None = posted.content.get("env_id")
         if env_id is not None:
             self._hear(env_id)
         if delivery.sequence is not None:
@@ -225,10 +225,13 @@ class Server:
 
     async def tell_for_ever(self) -> None:
         """Sees to it that the log knows which answers were sent, also when nothing else is written."""
+        newest = 0
         while True:
             await asyncio.sleep(TELL_AFTER)
-            if not self.log.tells_all:
+            # While records follow each other, each tells of the answers before it.
+            if self.log.newest == newest and not self.log.tells_all:
                 await self.log.happen(Settled(), lambda: None)
+            newest = self.log.newest
 
     async def stop(self) -> None:
         with suppress(TimeoutError):

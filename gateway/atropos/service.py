@@ -15,6 +15,7 @@ from gateway.atropos.agents import Agents
 from gateway.atropos.app import make_app
 from gateway.atropos.keeper import Life, keep
 from gateway.atropos.log import Log
+from gateway.atropos.neighbours import Neighbours
 from gateway.atropos.rebuild import Rebuild, Rebuilt
 from gateway.atropos.retries import Retries
 from gateway.atropos.routes import Gate
@@ -23,9 +24,9 @@ from gateway.atropos.settings import AtroposSettings
 from gateway.http_server import http_server, serve_beside
 from gateway.keys import load_keys
 from pool import topics
+from pool.convoys import Convoys
 from pool.errors import BrokerUnavailable, Fatal
 from pool.process import calm_the_collector, listen, start_logging
-from pool.producer import Producer
 from pool.reader import Reader, open_topic
 from pool.topics import ATROPOS, REWARDED, TOPICS
 
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 """Connections that wait while no server is there."""
-LINGER_MS = 1
+LINGER_MS = 2
 RETRY_AFTER = 1.0
 STALLED_AFTER = 3.0
 """Seconds that a record waits for its acknowledgement until we say that we are not ready."""
@@ -100,14 +101,15 @@ async def _open_parts(
         name = settings.topic_name(topic)
         await asyncio.to_thread(codec.prepare, name, TOPICS[topic].records)
     async with (
-        Producer(settings, codec, linger_ms=LINGER_MS) as producer,
+        Convoys(settings, codec, linger_ms=LINGER_MS, compression_level=1) as producer,
         _open_topics(settings, ATROPOS, REWARDED) as (events, rewarded),
     ):
         rebuild = Rebuild(events, rewarded, producer, codec, settings.run)
         gate.problem = lambda: rebuild.progress
         rebuilt = await rebuild.run(life.owner)
         retries = Retries()
-        written = Log(producer, settings.run, life.owner, rebuilt.state, retries)
+        neighbours = Neighbours(len(rewarded.partitions))
+        written = Log(producer, settings.run, life.owner, rebuilt.state, retries, neighbours)
         await written.write_snapshot()
         retries.begin(rebuilt.unknown)
         server = Server(

@@ -5,13 +5,14 @@ They become JSON again when a batch is handed out; packed, they take a third of 
 JSON of any shape stays JSON.
 """
 
-import hashlib
-from itertools import accumulate, pairwise
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import simdjson
+import xxhash
 from msgspec import Raw
 
 from schemas import ScoredGroup
@@ -20,7 +21,7 @@ from schemas.packing import ID_BYTES, pack_ids, unpack_doubles, unpack_ids
 NULL = Raw(b"null")
 Json = str | None
 DOUBLE_BYTES = 8
-INT32 = np.iinfo(np.int32)
+LIST = ord("[")
 NUMBERS = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
 
 
@@ -68,8 +69,8 @@ def decode_group(body: bytes | Raw) -> Posted:
     text = bytes(body)
     try:
         data: Any = simdjson.Parser().parse(text)
-        content = _content({name: data[name] for name in data})
-        if text.count(b"[") != _brackets(content):
+        content = _content(data)
+        if np.count_nonzero(np.frombuffer(text, np.uint8) == LIST) != _brackets(content):
             _numbers_only.decode(text)
         return Posted(content, _fingerprint(text))
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError) as error:
@@ -87,50 +88,45 @@ def decode_groups(body: bytes) -> list[Posted]:
 
 
 def _fingerprint(body: bytes) -> bytes:
-    return hashlib.sha256(body).digest()[:16]
+    return xxhash.xxh3_128_digest(body)
 
 
 def _content(data: Any) -> dict[str, Any]:
     """Of the fields of a body. Whatever is not as it should be raises something."""
-    env_id = data.get("env_id")
-    return {
-        "tokens": _packed_ids(data["tokens"]),
-        "masks": _packed_ids(data["masks"]),
-        "scores": unpack_doubles(bytes(data["scores"].as_buffer(of_type="d"))).tolist(),
-        "advantages": _packed(data.get("advantages")),
-        "ref_logprobs": _packed(data.get("ref_logprobs")),
-        "messages": _text(data.get("messages"), _messages),
-        "generation_params": _text(data.get("generation_params"), _object),
-        "inference_logprobs": _packed(data.get("inference_logprobs")),
-        "overrides": _text(data.get("overrides"), _objects),
-        "group_overrides": _text(data.get("group_overrides"), _object),
-        "images": _text(data.get("images"), _any),
-        "env_id": None if env_id is None else _int32(env_id),
-        "distill_token_ids": _text(data.get("distill_token_ids"), _distilled_ids),
-        "distill_logprobs": _text(data.get("distill_logprobs"), _distilled_logprobs),
-    }
+    content = {name: READ[name](data[name]) for name in data if name in READ}
+    for name in ("tokens", "masks", "scores"):
+        if content[name] is None:
+            raise TypeError
+    return content
 
 
 def _brackets(content: dict[str, Any]) -> int:
     """Lists that a body with this content has, if no row of numbers has a list in it: those would be
     flattened, unseen."""
-    rows = [content[name] for name in NUMBERS if content[name] is not None]
-    texts = [value for value in content.values() if isinstance(value, str)]
-    return 1 + sum(1 + len(row) for row in rows) + sum(text.count("[") for text in texts)
+    lists = 1  # the scores
+    for name, value in content.items():
+        if isinstance(value, str):
+            lists += value.count("[")
+        elif name in NUMBERS and value is not None:
+            lists += 1 + len(value)
+    return lists
 
 
-def _int32(number: Any) -> int:
+def _int32(number: Any) -> int | None:
+    if number is None:
+        return None
     if type(number) is not int:
         raise TypeError
     pack_ids([number])
-    return number
+    return int(number)
 
 
 def _packed_ids(rows: Any) -> list[bytes]:
-    ids = np.frombuffer(rows.as_buffer(of_type="i"), np.int64)
-    if len(ids) and not (INT32.min <= ids.min() and ids.max() <= INT32.max):
+    given = np.frombuffer(rows.as_buffer(of_type="i"), np.int64)
+    ids = given.astype(np.int32)
+    if np.logical_or.reduce(ids != given):
         raise OverflowError
-    return _split(ids.astype(np.int32).tobytes(), rows, ID_BYTES)
+    return _split(ids.tobytes(), rows, ID_BYTES)
 
 
 def _packed(rows: Any) -> list[bytes] | None:
@@ -141,8 +137,12 @@ def _packed(rows: Any) -> list[bytes] | None:
 
 def _split(packed: bytes, rows: Any, width: int) -> list[bytes]:
     """All rows come packed as one: what costs time is a call, not a number."""
-    ends = list(accumulate((len(row) * width for row in rows), initial=0))
-    return [packed[start:end] for start, end in pairwise(ends)]
+    split, start = [], 0
+    for row in rows:
+        end = start + len(row) * width
+        split.append(packed[start:end])
+        start = end
+    return split
 
 
 def _text(value: Any, decoder: Any) -> Json:
@@ -153,6 +153,29 @@ def _text(value: Any, decoder: Any) -> Json:
     text = value.mini if plain else _encoder.encode(value)
     decoder.decode(text)
     return bytes(text).decode()
+
+
+def _scores(scores: Any) -> list[float]:
+    return unpack_doubles(bytes(scores.as_buffer(of_type="d"))).tolist()
+
+
+READ: dict[str, Callable[[Any], Any]] = {
+    "tokens": _packed_ids,
+    "masks": _packed_ids,
+    "scores": _scores,
+    "advantages": _packed,
+    "ref_logprobs": _packed,
+    "messages": partial(_text, decoder=_messages),
+    "generation_params": partial(_text, decoder=_object),
+    "inference_logprobs": _packed,
+    "overrides": partial(_text, decoder=_objects),
+    "group_overrides": partial(_text, decoder=_object),
+    "images": partial(_text, decoder=_any),
+    "env_id": _int32,
+    "distill_token_ids": partial(_text, decoder=_distilled_ids),
+    "distill_logprobs": partial(_text, decoder=_distilled_logprobs),
+}
+"""How each field is read; what is left out is as null."""
 
 
 def encode_group(record: ScoredGroup) -> bytes:

@@ -2,13 +2,16 @@
 
 import math
 from contextlib import suppress
+from io import BytesIO
 
+import fastavro
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import Codec, Record, SchemaError, Segment, Step
-from schemas.codec import current_schema
+from schemas import Codec, Record, SchemaError, ScoredGroup, Segment, Step
+from schemas.codec import current_schema, single_object_header
 from schemas.packing import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 from schemas.records import RECORD_TYPES
 from tests.schemas.samples import FULL, MINIMAL
@@ -73,6 +76,35 @@ def steps(draw: st.DrawFn) -> Step:
 @given(steps())
 def test_any_step_survives_the_round_trip(step: Step) -> None:
     assert CODEC.decode(CODEC.encode(step)) == step
+
+
+rows = st.lists(st.binary(max_size=300), max_size=3)
+json = st.none() | st.text()
+
+
+@given(
+    st.builds(
+        ScoredGroup,
+        group_uid=st.text(),
+        prompt_uid=st.text(),
+        run=st.text(),
+        sequence=st.integers(-(2**63), 2**63 - 1),
+        env_id=st.none() | int32,
+        tokens=rows,
+        masks=rows,
+        scores=st.lists(st.floats(allow_nan=False), max_size=3),
+        advantages=st.none() | rows,
+        inference_logprobs=st.none() | rows,
+        messages=json,
+        images=json,
+        distill_logprobs=json,
+        fingerprint=st.none() | st.binary(max_size=16),
+    )
+)
+def test_a_scored_group_is_written_as_fastavro_writes_it(group: ScoredGroup) -> None:
+    out = BytesIO()
+    fastavro.schemaless_writer(out, current_schema(ScoredGroup), msgspec.structs.asdict(group))
+    assert CODEC.encode(group) == single_object_header(ScoredGroup) + out.getvalue()
 
 
 def test_packed_numbers_are_little_endian_and_exact() -> None:

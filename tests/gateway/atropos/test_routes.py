@@ -255,6 +255,9 @@ def test_a_group_that_no_record_holds_is_refused(atropos: RunningAtropos) -> Non
 
 
 def test_any_page_may_call_it(atropos: RunningAtropos) -> None:
-    reply = atropos.ask("GET", "/info", None, {"origin": "http://page"})
-    assert reply.headers["access-control-allow-origin"] in ("*", "http://page")
-    assert reply.headers["access-control-allow-credentials"] == "true"
+    page = {"origin": "http://page", "content-type": "application/json"}
+    for method, path, body in (("GET", "/info", None), ("POST", "/scored_data", GOOD)):
+        reply = atropos.ask(method, path, body, page)
+        assert reply.status == 200
+        assert reply.headers["access-control-allow-origin"] in ("*", "http://page")
+        assert reply.headers["access-control-allow-credentials"] == "true"

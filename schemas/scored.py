@@ -1,0 +1,92 @@
+"""A ScoredGroup as Avro, written by hand: it is large and comes often.
+
+fastavro finds the branch of a union by checking the value against each, down to the last row. Here
+what is not None is the second branch, and rows are put one after the other as they are.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+from schemas.records import ScoredGroup
+
+NULL = b"\x00"
+GIVEN = b"\x02"
+"""Which branch of a union follows."""
+END = b"\x00"
+"""Of an array's blocks."""
+TEXTS = (
+    "messages",
+    "generation_params",
+    "overrides",
+    "group_overrides",
+    "images",
+    "distill_token_ids",
+    "distill_logprobs",
+)
+
+T = TypeVar("T")
+
+
+def pieces(group: ScoredGroup) -> list[bytes]:
+    """To be joined: the fields in the schema's order."""
+    out: list[bytes] = []
+    for text in (group.group_uid, group.prompt_uid, group.run, group.channel):
+        _write_text(out, text)
+    out.append(_long(group.sequence))
+    out.append(NULL if group.env_id is None else GIVEN + _long(group.env_id))
+    _write_rows(out, group.tokens)
+    _write_rows(out, group.masks)
+    if group.scores:
+        out += _length(len(group.scores)), array("d", group.scores).tobytes()
+    out.append(END)
+    for rows in (group.advantages, group.ref_logprobs, group.inference_logprobs):
+        _write_optional(out, rows, _write_rows)
+    for name in TEXTS:
+        _write_optional(out, getattr(group, name), _write_text)
+    out.append(_long(group.created_at))
+    _write_optional(out, group.fingerprint, _write_bytes)
+    out.append(_long(group.settled))
+    return out
+
+
+def _write_optional(
+    out: list[bytes], value: T | None, write: Callable[[list[bytes], T], None]
+) -> None:
+    if value is None:
+        out.append(NULL)
+    else:
+        out.append(GIVEN)
+        write(out, value)
+
+
+def _write_text(out: list[bytes], text: str) -> None:
+    _write_bytes(out, text.encode())
+
+
+def _write_bytes(out: list[bytes], data: bytes) -> None:
+    out += _length(len(data)), data
+
+
+def _write_rows(out: list[bytes], rows: Sequence[bytes]) -> None:
+    if rows:
+        out.append(_length(len(rows)))
+        for row in rows:
+            out += _length(len(row)), row
+    out.append(END)
+
+
+def _long(number: int) -> bytes:
+    """Zigzag, then seven bits to a byte, the lowest first."""
+    rest = number << 1 if number >= 0 else ~(number << 1)
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+_length = lru_cache(_long)
+"""The same lengths come again and again."""
