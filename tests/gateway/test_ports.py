@@ -15,6 +15,7 @@ from tests.steplog.command import reaching, steplog
 pytestmark = pytest.mark.broker
 
 
+@pytest.mark.slow
 def test_every_port_leads_to_the_same_gateway(
     log: Connection, stub: StubEngine, tokenizer: Path, uid: str
 ) -> None:

@@ -179,6 +179,7 @@ def test_what_cannot_be_done_is_one_sentence_and_nothing_is_written(
     assert not [topic for topic in find(log) if topic.startswith("rewarded.")]
 
 
+@pytest.mark.slow
 def test_a_live_worker_does_not_read_with_another_tokenizer(
     log: Connection, functions: Path, tokenizer: Path
 ) -> None:

@@ -23,6 +23,7 @@ def stopped(workplace: Path) -> Iterator[Path]:
     local_kafka.stop(directory)
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_two_starts_at_once_give_one_broker_that_outlives_them(stopped: Path) -> None:
     port = free_port()

@@ -111,6 +111,7 @@ def test_a_killed_part_comes_back(directory: Path) -> None:
     assert (pid_of(folder, "two"), part(folder, "two").restarts) == (other, 0)
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_started_again(directory: Path) -> None:
     ports = free_port(), free_port()
     urls = [f"http://127.0.0.1:{port}/" for port in ports]
@@ -147,6 +148,7 @@ def test_a_part_that_falls_silent_for_a_moment_goes_on(directory: Path) -> None:
     assert (pid_of(folder, "web"), part(folder, "web").restarts) == (pid, 0)
 
 
+@pytest.mark.slow
 def test_one_that_has_never_answered_may_take_its_time(directory: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}/"
     silent = Part(name="loading", command=SLEEP, ready=url, health=url, stop_s=5)

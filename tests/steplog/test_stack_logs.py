@@ -44,7 +44,8 @@ def test_a_small_file_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_part_writes_on_through_rotations_and_a_killed_supervisor(directory: Path) -> None:
     gate = directory.parent / "gate"
-    much = f"head -c {MUCH} /dev/zero | tr '\\0' x; echo; echo {{0}}"
+    # The word comes first: what is written at the very moment of a cut may be lost.
+    much = f"echo {{0}}; head -c {MUCH} /dev/zero | tr '\\0' x; echo"
     wait = f"while ! test -e {gate}; do sleep 0.05; done"
     script = f"{much.format('first')}; {wait}; {much.format('second')}; exec sleep 1000"
     plan = Plan(parts=(Part(name="loud", command=("sh", "-c", script), stop_s=5),))

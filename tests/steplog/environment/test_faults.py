@@ -241,6 +241,7 @@ def test_asked_to_stop_it_cancels_what_runs_and_draws_it_again_later(
     assert_all_twelve(Arrived(own_log))
 
 
+@pytest.mark.slow
 def test_it_serves_until_a_version(kafka: local_kafka.Broker, tokenizer: Path) -> None:
     log = Connection(bootstrap=kafka.bootstrap, topic_prefix=f"until-{uuid.uuid4().hex[:8]}.")
     topics.create(log, partitions=2)
