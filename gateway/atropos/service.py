@@ -110,8 +110,9 @@ async def _open_parts(
         retries = Retries()
         neighbours = Neighbours(len(rewarded.partitions))
         written = Log(producer, settings.run, life.owner, rebuilt.state, retries, neighbours)
-        await written.write_snapshot()
+        # Before anything is written: every record says which answers were sent.
         retries.begin(rebuilt.unknown)
+        await written.write_snapshot()
         server = Server(
             rebuilt.state, retries, written, settings.silent_after_s, settings.max_queue
         )

@@ -70,11 +70,15 @@ def test_groups_posted_while_servers_die_come_exactly_once(atropos: RunningAtrop
     threads = [threading.Thread(target=keep_posting, args=(n,)) for n in range(posters)]
     for thread in threads:
         thread.start()
-    for _ in range(kills):
-        before = sum(map(len, posted))
-        until(lambda before=before: sum(map(len, posted)) >= before + 40 or bool(failures))  # type: ignore[misc]
-        atropos.kill_server()
-    over.set()
+    try:
+        for _ in range(kills):
+            before = sum(map(len, posted))
+            until(lambda before=before: sum(map(len, posted)) >= before + 40 or bool(failures))  # type: ignore[misc]
+            atropos.kill_server()
+            atropos.wait_until_ready()
+            atropos.kill_server()  # often before those have come again who got no answer
+    finally:
+        over.set()
     for thread in threads:
         thread.join()
     assert not failures
