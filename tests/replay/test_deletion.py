@@ -283,10 +283,10 @@ def test_the_original_leaves_the_disk(log: Log, kafka: local_kafka.Broker) -> No
     """Brokers keep files for a minute after a topic is deleted."""
     assert folders(kafka, log.connection)
     log.delete(trajectory=(log.uid,), and_delete_original=True)
-    assert topics.find(log.connection) == {}
+    until(lambda: topics.find(log.connection) == {}, lambda: time.sleep(0.1))
     until(lambda: not folders(kafka, log.connection), lambda: time.sleep(1))
     assert folders(kafka, log.copy)
 
 
 def folders(kafka: local_kafka.Broker, connection: Connection) -> list[Path]:
-    return list(kafka.directory.rglob(f"{connection.topic_prefix}*"))
+    return list((kafka.directory / "data").glob(f"{connection.topic_prefix}*"))
