@@ -32,7 +32,7 @@ def length(trajectory):
     return float(len(trajectory.steps[0].response_ids))
 
 def slowly(trajectory):
-    time.sleep(0.004)
+    time.sleep(0.015)
     return 1.0
 
 def picky(trajectory):
