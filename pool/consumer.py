@@ -236,10 +236,12 @@ class StatefulConsumer(Generic[ItemT]):
         ]
 
     def _pace(self) -> None:
-        """Pauses partitions whose open work must not grow, and resumes the others."""
+        """Pauses partitions whose open work must not grow, and resumes the others. What is being
+        rebuilt is read on: its work is handed out at the end of that, so nobody could make room."""
         crowded = sum(len(p.progress.open) for p in self._partitions.values()) >= self._max_waiting
         for partition in self._partitions.values():
             full = crowded or partition.is_full() or partition.is_over()
+            full = full and partition.progress.live
             if full != partition.paused:
                 partition.paused = full
                 act = self._consumer.pause if full else self._consumer.resume

@@ -106,6 +106,24 @@ def copied(connection: Connection) -> Counter[str]:
     return Counter(identity(record) for record in records(connection, REWARDED))
 
 
+def test_more_than_may_wait_is_rebuilt_and_handed_out(
+    log: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a crowd left pending comes batch by batch, to a consumer that must not have a crowd."""
+    write(log, STEPS, trajectories("t1", "t2", "t3"))
+    with consumer(log) as reader:
+        poll_works(reader, 3)
+        until(reader.commit, lambda: None)
+    monkeypatch.setattr("pool.consumer.BATCH", 1)
+    with consumer(log, max_waiting=1) as reader:
+        works = poll_works(reader, 3)
+    assert [work.item.uid for work in works if isinstance(work.item, Trajectory)] == [
+        "t1",
+        "t2",
+        "t3",
+    ]
+
+
 def test_each_record_is_copied_once(log: Connection) -> None:
     written = trajectories("t1", "t2")
     write(log, STEPS, written)
