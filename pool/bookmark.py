@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pool.errors import Fatal
+from schemas.packing import varint
 
 MARK_BYTES = 4
 MAX_TEXT = 4095 - (1 + 2 * MARK_BYTES)
@@ -31,7 +32,7 @@ class Bookmark(NamedTuple):
 
     def text(self) -> str:
         deltas = _deltas(self.rebuild, self.pending)
-        packed = b"".join(_varint(delta) for delta in deltas)
+        packed = b"".join(varint(delta) for delta in deltas)
         return f"{FORMAT} {self.rebuild} {base64.b64encode(packed).decode()}"
 
     @classmethod
@@ -72,15 +73,6 @@ def _deltas(start: int, offsets: Iterable[int]) -> Iterator[int]:
     for offset in offsets:
         yield offset - start
         start = offset
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def _unpack(packed: bytes) -> Iterator[int]:

@@ -36,10 +36,10 @@ class Dataset:
         """Trajectories that ended in the range and began too long before it."""
         self.unreadable = 0
         """Records that are none; the reward worker has put them aside."""
-        ranges = find_ranges(connection, topic, settings)
+        self.ranges = find_ranges(connection, topic, settings)
         back = LOOK_BACK if topic == STEPS else MEMORY
-        self.scan = Scan(connection, topic, ranges.earlier(back))
-        self.spans = ranges.spans
+        self.scan = Scan(connection, topic, self.ranges.earlier(back))
+        self.spans = self.ranges.spans
         self._selection = Selection(settings, channel)
         self._codec = codec or connection.codec()
         self._assemblers = {number: TrajectoryAssembler() for number in self.spans}

@@ -15,7 +15,7 @@ from pool.dataset import Dataset
 from pool.ends import wait_until_readable
 from pool.errors import Fatal
 from pool.process import stopped_by_signals
-from pool.selection import Selection, find_ranges
+from pool.selection import Ranges, Selection
 from pool.tokenizer import TokenizerFolder
 from pool.topics import STEPS, rewarded_topic
 from pool.trajectories import step_of
@@ -47,14 +47,14 @@ def rescore(settings: RescoreSettings, say: Callable[[str], None]) -> bool:
 
 
 def _begin(settings: RescoreSettings, functions: Sequence[Function], view: View) -> Plan:
-    ranges = find_ranges(settings, STEPS, settings)
-    plan = tags.make_plan(functions, settings, ranges, _look_over(settings, view))
+    ranges, count = _look_over(settings, view)
+    plan = tags.make_plan(functions, settings, ranges, count)
     tags.begin(settings, settings.into, plan, ranges)
     return plan
 
 
-def _look_over(settings: RescoreSettings, view: View) -> int:
-    """How many trajectories there are; Fatal if they cannot be scored."""
+def _look_over(settings: RescoreSettings, view: View) -> tuple[Ranges, int]:
+    """What was read, and how many trajectories there are; Fatal if they cannot be scored."""
     tokenizer = TokenizerFolder(settings.tokenizer) if settings.tokenizer else None
     count = 0
     with Dataset(settings, STEPS, settings) as dataset:
@@ -67,7 +67,7 @@ def _look_over(settings: RescoreSettings, view: View) -> int:
                 view.looked(dataset.scan.done, dataset.scan.total, count)
     if count == 0:
         raise Fatal("no trajectory that ended in the range fits the filter, so nothing is scored")
-    return count
+    return dataset.ranges, count
 
 
 def _score(

@@ -30,6 +30,16 @@ def unpack_logprobs(packed: bytes) -> "array[float]":
     return array("f", packed)
 
 
+def varint(number: int) -> bytes:
+    """Seven bits to a byte, the lowest first; none for what is below zero."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
 def pack_doubles(values: Iterable[float]) -> bytes:
     return array("d", values).tobytes()
 

@@ -4,11 +4,11 @@ fastavro finds the branch of a union by checking the value against each, down to
 what is not None is the second branch, and rows are put one after the other as they are.
 """
 
-from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
+from schemas.packing import pack_doubles, varint
 from schemas.records import ScoredGroup
 
 NULL = b"\x00"
@@ -39,7 +39,7 @@ def pieces(group: ScoredGroup) -> list[bytes]:
     _write_rows(out, group.tokens)
     _write_rows(out, group.masks)
     if group.scores:
-        out += _length(len(group.scores)), array("d", group.scores).tobytes()
+        out += _length(len(group.scores)), pack_doubles(group.scores)
     out.append(END)
     for rows in (group.advantages, group.ref_logprobs, group.inference_logprobs):
         _write_optional(out, rows, _write_rows)
@@ -78,14 +78,8 @@ def _write_rows(out: list[bytes], rows: Sequence[bytes]) -> None:
 
 
 def _long(number: int) -> bytes:
-    """Zigzag, then seven bits to a byte, the lowest first."""
-    rest = number << 1 if number >= 0 else ~(number << 1)
-    out = bytearray()
-    while rest > 0x7F:
-        out.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    out.append(rest)
-    return bytes(out)
+    """Zigzag: small numbers are short, whatever their sign."""
+    return varint(number << 1 if number >= 0 else ~(number << 1))
 
 
 _length = lru_cache(_long)

@@ -147,8 +147,9 @@ class Server:
         queue; a buffer that is as long by itself never sums up."""
         state = self.state
         formed = sum(len(batch) for batch in state.unhanded.values())
-        buffers = (state.buffers.get(posted.content["env_id"]) for posted in groups)
-        fullest = max((len(buffer.groups) for buffer in buffers if buffer), default=0)
+        envs = {posted.content.get("env_id") for posted in groups}
+        buffers = (buffer for env_id, buffer in state.buffers.items() if env_id in envs)
+        fullest = max((len(buffer.groups) for buffer in buffers), default=0)
         waiting = max(len(state.queue) + formed + self._coming, fullest)
         if waiting >= most:
             metrics.refused.inc(len(groups))

@@ -17,7 +17,7 @@ from pool.dataset import Dataset
 from pool.errors import Fatal
 from pool.reader import open_topic, read_records
 from pool.scan import Span
-from pool.selection import SelectionSettings, find_ranges
+from pool.selection import Ranges, SelectionSettings
 from pool.tokenizer import TokenizerFolder
 from pool.topics import LEDGER, POLICY
 from pool.trajectories import MEMORY, Trajectory, step_of
@@ -43,8 +43,8 @@ class Beginning:
         """Of a new run. The whole range is looked over before anything is written: what cannot be
         trained there is told now, not after hours."""
         selection = part(settings, SelectionSettings)
-        ranges = find_ranges(settings, settings.topic, selection)
-        if not _look_over(settings, selection, tokenizer) and not settings.accept_scored:
+        ranges, count = _look_over(settings, selection, tokenizer)
+        if not count and not settings.accept_scored:
             raise Fatal(
                 f"the range holds no trajectory of channel {settings.channel} that is selected"
             )
@@ -99,8 +99,9 @@ def _shown(value: Any) -> str:
 
 def _look_over(
     settings: TrainSettings, selection: SelectionSettings, tokenizer: TokenizerFolder
-) -> int:
-    """How many trajectories are selected; refuses records of a later version and foreign ids."""
+) -> tuple[Ranges, int]:
+    """What was read, and how many trajectories are selected; refuses records of a later version and
+    foreign ids."""
     count = 0
     with (
         Dataset(settings, settings.topic, selection, settings.channel) as dataset,
@@ -110,7 +111,7 @@ def _look_over(
             check_ids(trajectory, tokenizer)
             count += 1
             moved(dataset.scan.done)
-    return count
+    return dataset.ranges, count
 
 
 def check_ids(trajectory: Trajectory, tokenizer: TokenizerFolder) -> None:

@@ -94,6 +94,12 @@ def test_a_full_queue_refuses_posts_until_a_batch_is_taken(
     assert scores == [[[1.0] * 4], [[2.0] * 4], [[7.0] * 4]]
 
 
+def test_a_group_that_names_no_environment_is_taken(limited: RunningAtropos) -> None:
+    limited.begin(batch_size=4)
+    nameless = {name: value for name, value in scored(1.0).items() if name != "env_id"}
+    assert limited.post("/scored_data", nameless) == {"status": "received"}
+
+
 def test_groups_that_never_sum_up_fill_their_own_buffer_only(limited: RunningAtropos) -> None:
     limited.begin(batch_size=4)
     odd, even = limited.join(group_size=4), limited.join(group_size=4)
