@@ -344,6 +344,10 @@ class StubEngine:
         """Each is an object with the fields of `Answer`."""
         self._ask("/stub/script", list(answers))
 
+    def waiting(self) -> int:
+        """Answers of the script that no call has taken yet."""
+        return int(self._ask("/stub/script", [])["waiting"])
+
     def set_version(self, version: str) -> None:
         self._ask("/stub/version", {"version": version})
 

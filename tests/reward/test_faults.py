@@ -225,10 +225,9 @@ def wait_for_end_or_loss(zombie: RunningWorker) -> None:
         return "gave up" in said or zombie.process.poll() is not None
 
     wait_for(is_told)
-    if zombie.process.poll() is None:
-        assert zombie.terminate() == 0
-    else:
-        assert "taken over by another process, or its transaction" in zombie.log.read_text()
+    code = zombie.terminate()  # it may be about to end by itself
+    stopped = "taken over by another process, or its transaction" in zombie.log.read_text()
+    assert stopped or code == 0
 
 
 # F12: poison

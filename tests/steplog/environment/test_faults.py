@@ -27,6 +27,7 @@ from tests.pool.log import write
 from tests.steplog.environment.arrived import Arrived, Told, lines, numbers, prompts, statuses
 from tests.steplog.environment.environments import Broken, Counting, Faulty, Market, running
 from tests.steplog.environment.player import running_player
+from tests.tiny_model import EOS
 
 pytestmark = pytest.mark.broker
 
@@ -163,6 +164,8 @@ def test_an_environment_that_was_killed_goes_on_where_it_was(
         for least in (2, 6):
             process = counting(gateway, "--api-key", KEY)
             eventually(lambda least=least: len(kept()) >= least, limit=60)  # type: ignore[misc]
+            slow_player.script([{"ids": [EOS], "fault": "hang"}])
+            eventually(lambda: slow_player.waiting() == 0, limit=60)  # a group is under way
             process.kill()
             process.communicate()
         ended_well(counting(gateway, "--api-key", KEY))
