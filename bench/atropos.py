@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +28,12 @@ from tests.conftest import free_port
 from tests.gateway.atropos.running import ENV, TRAINING, running_atropos
 
 CLIENTS = 8
-POST_SHAPES = {(4, 64): 1600, (8, 512): 240, (8, 2048): 96}
+POST_SHAPES = {(4, 64): 4000, (8, 512): 400, (8, 2048): 96}
 """Sequences and tokens of a group, and how many are posted."""
+WARM_UP = 4
+"""So many times fewer are posted first: a server runs for days."""
+LISTED = 16
+"""Small groups in one post of a list."""
 DEPTHS = (0, 1_000, 10_000)
 POLLS = 100
 LONGEST_S = 60
@@ -94,6 +99,7 @@ async def _compare(sides: list[Side]) -> None:
                     sides,
                     lambda side, body=body, count=count: _posts(session, side, body, count),  # type: ignore[misc]
                 )
+        await _show(f"a list of {LISTED} x (4 x 64), for each", sides, partial(_lists, session))
         print("\nGET /batch, 64 sequences of 2,048 tokens, already formed")
         for encoding in ("identity", "gzip"):
             await _show(
@@ -169,18 +175,32 @@ async def _begin(
         await _post(session, side, "/register-env", env.encode())
 
 
-async def _fill(session: aiohttp.ClientSession, side: Side, body: bytes, count: int) -> None:
+async def _fill(
+    session: aiohttp.ClientSession, side: Side, body: bytes, count: int, path: str = "/scored_data"
+) -> None:
     async def client(share: int) -> None:
         for _ in range(share):
-            await _post(session, side, "/scored_data", body)
+            await _post(session, side, path, body)
 
     await asyncio.gather(*(client(count // CLIENTS) for _ in range(CLIENTS)))
 
 
 async def _posts(session: aiohttp.ClientSession, side: Side, body: bytes, count: int) -> Spent:
     await _begin(session, side, 1_000_000)
-    await _fill(session, side, body, CLIENTS)
+    await _fill(session, side, body, count // WARM_UP)
     return await _spend(side, _fill(session, side, body, count), count)
+
+
+async def _lists(session: aiohttp.ClientSession, side: Side) -> Spent:
+    count = POST_SHAPES[4, 64]
+    body, path = _listed(_body(4, 64), LISTED), "/scored_data_list"
+    await _begin(session, side, 1_000_000)
+    await _fill(session, side, body, count // LISTED // WARM_UP, path)
+    return await _spend(side, _fill(session, side, body, count // LISTED, path), count)
+
+
+def _listed(group: bytes, count: int) -> bytes:
+    return b"[" + b",".join([group] * count) + b"]"
 
 
 async def _ready_batch(session: aiohttp.ClientSession, side: Side, encoding: str) -> Spent:
@@ -198,7 +218,7 @@ async def _by_depth(
     for side in sides:
         await _begin(session, side, 64, share)
         for env_id in (0, 1):
-            listed = b"[" + b",".join([_body(8, 64, env_id)] * 50) + b"]"
+            listed = _listed(_body(8, 64, env_id), 50)
             for _ in range(depth // 100):
                 await _post(session, side, "/scored_data_list", listed)
 

@@ -46,12 +46,14 @@ class Convoys(Producer):
     async def _hand_over(self, output: Output, acknowledged: Acknowledged) -> None:
         if not self._in_flight:
             self._left_at = self._loop.time()
-        if self._boards():
+            self._produce(output, acknowledged)
+        elif self._may_be_joined():
             self._produce(output, acknowledged)
         else:
             self._held.append((output, acknowledged))
 
-    def _boards(self) -> bool:
+    def _may_be_joined(self) -> bool:
+        """The convoy under way. Without one nothing is held, since nothing would end its waiting."""
         is_full = self._held or self._in_flight >= LARGEST
         return not is_full and self._loop.time() - self._left_at < self._boarding_s
 

@@ -46,6 +46,17 @@ async def test_records_that_come_together_are_in_the_log_in_their_order(log: Con
     assert written == [step(str(index), index=index) for index in range(MANY)]
 
 
+async def test_a_record_that_finds_no_convoy_under_way_leaves_however_late_it_is(
+    log: Connection,
+) -> None:
+    """No time to board at all is what a process has that is kept from running for a moment."""
+    producer = Convoys(log, CODEC, linger_ms=0)
+    async with asyncio.timeout(30):
+        for number in range(3):
+            await producer.send(REWARDED, "p", step(str(number)))
+    await producer.close()
+
+
 async def test_those_that_wait_for_a_convoy_are_sent_before_the_producer_closes(
     log: Connection,
 ) -> None:
