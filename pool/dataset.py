@@ -11,10 +11,11 @@ from typing import Self
 from pool.connection import Connection
 from pool.progress import Received
 from pool.scan import Scan, received
+from pool.scored import members
 from pool.selection import Selection, SelectionSettings, find_ranges
 from pool.topics import STEPS
 from pool.trajectories import MEMORY, Stray, Trajectory, TrajectoryAssembler
-from schemas import Codec, SchemaError, TrajectoryEnd
+from schemas import Codec, SchemaError, ScoredGroup, TrajectoryEnd
 
 LOOK_BACK = 20_000
 """Offsets before a range of `steps`: agents work side by side, and one may take long. Rewards are
@@ -68,6 +69,12 @@ class Dataset:
                 self.missed += 1
             elif self._selection.has_item(item):
                 yield item
+
+    def posted(self, stray: Stray) -> list[Trajectory]:
+        """The selected trajectories of a group that was posted as one; of anything else, none."""
+        if not isinstance(stray.received.record, ScoredGroup):
+            return []
+        return [member for member in members(stray.received) if self._selection.has(member)]
 
     def _records(self) -> Iterator[Received]:
         for message in self.scan:

@@ -53,6 +53,8 @@ def _trajectories(dataset: Dataset, late: LateFeedback) -> Iterator[Trajectory]:
                 yield item
             elif isinstance(item.received.record, Feedback):
                 late.add(item.received)
+            else:
+                yield from dataset.posted(item)
             if number % LOOK_EVERY == 0:
                 moved(dataset.scan.done)
 

@@ -22,6 +22,7 @@ from pool.scan import Scan
 from pool.topics import POLICY
 from pool.transaction import Transactions
 from replay.records import BadRow, records_of
+from replay.rows import TrajectoryRow
 from replay.settings import ImportSettings
 from replay.sources import Files, Found
 from replay.spans import spans_of
@@ -44,7 +45,8 @@ def import_files(settings: ImportSettings) -> str:
         return f"{steps:,} Steps can be imported"
     if settings.rewards is not None:
         topics.create_twin(settings, settings.rewards)
-    return importer.write(files, steps) + (f"; {skipped:,} were invalid" if skipped else "")
+    left_out = f"; {skipped:,} were invalid, or posted by an environment" if skipped else ""
+    return importer.write(files, steps) + left_out
 
 
 class Importer:
@@ -56,17 +58,18 @@ class Importer:
         self._there = Uids()
 
     def check(self, files: Files) -> tuple[int, int]:
-        """Steps that can be written, and trajectories that were invalid where they came from."""
+        """Steps that can be written, and trajectories that cannot."""
         steps = skipped = 0
         for found in files:
-            if found.one.trajectory.problem is not None:
+            if _is_left_out(found.one.trajectory):
                 skipped += 1
                 continue
             self._check_run(found)
             self._outputs(found)
             steps += len(found.one.steps)
         if not steps:
-            raise Fatal(f"there are no Steps in {', '.join(map(str, files.paths))}")
+            named = ", ".join(map(str, files.paths))
+            raise Fatal(f"there are no Steps in {named} that can be imported")
         return steps, skipped
 
     def _check_run(self, found: Found) -> None:
@@ -111,7 +114,7 @@ class Importer:
     def _new(self, files: Files, counts: "Counts") -> Iterator[list[Output]]:
         for found in files:
             about = found.one.trajectory
-            if about.problem is not None:
+            if _is_left_out(about):
                 continue
             if about.trajectory_uid in self._there:
                 counts.known += len(found.one.steps)
@@ -135,6 +138,11 @@ class Importer:
             )
         key = found.one.trajectory.prompt_uid
         return [Output(self._topic, key, value, headers) for value in values]
+
+
+def _is_left_out(about: TrajectoryRow) -> bool:
+    """In a posted one nobody knows which weights answered; Steps would say that somebody does."""
+    return about.problem is not None or about.posted
 
 
 class Counts:

@@ -46,6 +46,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """None: its trajectory has a problem, and the log does not have the whole prompt."""
     response_ids: Ids
     logprobs: Logprobs
+    advantages: Logprobs | None = None
+    """Where an environment gave them, one for each id of the response."""
     segments: list[Segment] = []
     finish_reason: str = "stop"
     sampling: str = "{}"
@@ -91,6 +93,8 @@ class TrajectoryRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     end_id: str
     created_at: int = 0
     trajectory_steps: int
+    posted: bool = False
+    """By an environment that scored it itself, as one of a group; no gateway saw its calls."""
     topic: str = ""
     partition: int | None = None
     offset: int | None = None
@@ -137,6 +141,7 @@ def exported(
         end_id=end.end_id,
         created_at=end.created_at,
         trajectory_steps=len(trajectory.steps),
+        posted=trajectory.is_scored,
         topic=topic,
         partition=ended.partition,
         offset=ended.offset,
@@ -191,6 +196,7 @@ def _step(trajectory: Trajectory, received: Received, texts: Texts | None) -> St
         prompt_ids=_prompt(trajectory, step),
         response_ids=step.response_ids,
         logprobs=step.response_logprobs,
+        advantages=_advantages(trajectory, step),
         segments=step.segments,
         finish_reason=step.finish_reason,
         sampling=step.sampling,
@@ -220,6 +226,14 @@ def _with_texts(row: StepRow, step: Step, texts: Texts) -> StepTextRow:
         prompt_text=None if row.prompt_ids is None else texts.decode(row.prompt_ids, step),
         response_text=texts.decode(step.response_ids, step),
     )
+
+
+def _advantages(trajectory: Trajectory, step: Step) -> bytes | None:
+    """Those of its response: a posted Step has its prompt in full, and so begins behind it."""
+    if trajectory.advantages is None:
+        return None
+    first = len(step.prompt_ids)
+    return trajectory.advantages[first : first + len(step.response_ids)]
 
 
 def _prompt(trajectory: Trajectory, step: Step) -> bytes | None:
@@ -254,5 +268,6 @@ NUMBERS: dict[str, tuple[Callable[[bytes], "array[Any]"], Callable[[Any], bytes]
     "prompt_ids": (unpack_ids, pack_ids),
     "response_ids": (unpack_ids, pack_ids),
     "logprobs": (unpack_logprobs, _pack_logprobs),
+    "advantages": (unpack_logprobs, _pack_logprobs),
 }
 """The columns that hold them."""

@@ -11,7 +11,8 @@ from pool.topics import REWARDED, STEPS
 from pool.trajectories import annotated
 from replay.export import export
 from replay.settings import ExportSettings
-from schemas import Position, Record, Reward
+from schemas import Position, Record, Reward, ScoredGroup
+from schemas.packing import pack_doubles, pack_ids
 from tests.pool.log import write
 from tests.pool.records import end, feedback, note, step
 from tests.pool.written import conversation
@@ -51,6 +52,23 @@ def _rewarded(record: Record, place: Position) -> Record:
         opinion = Reward(name="exact", version="2", value=0.5, weight=1.0)
         extra = {"rewards": [opinion, Reward(name="judge", version="b", value=None)]}
     return annotated(record, place, **extra)
+
+
+def posted() -> ScoredGroup:
+    """Two sequences of five ids, with two turns of the model."""
+    ids, mask = pack_ids((11, 12, 13, 14, 15)), pack_ids((-100, 12, 13, -100, 15))
+    logprobs, advantages = (1.0, -0.5, -0.25, 1.0, -2.0), (9.0, 0.5, 1.5, 9.0, 2.5)
+    return ScoredGroup(
+        group_uid="g",
+        prompt_uid="p",
+        run="environments",
+        sequence=1,
+        tokens=[ids, ids],
+        masks=[mask, mask],
+        scores=[0.25, 0.75],
+        advantages=[pack_doubles(advantages)] * 2,
+        inference_logprobs=[pack_doubles(logprobs)] * 2,
+    )
 
 
 def exported(connection: Connection, into: Path, **settings: Any) -> list[dict[str, Any]]:

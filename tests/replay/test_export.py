@@ -14,16 +14,15 @@ from pool import topics
 from pool.connection import Connection
 from pool.errors import Fatal, OffsetLost
 from pool.producer import producer_options
-from pool.topics import STEPS
+from pool.topics import REWARDED, STEPS
 from replay.export import export
 from replay.settings import ExportSettings
-from schemas import Codec
+from schemas import Codec, Step
 from schemas.codec import single_object_header
-from schemas.records import Step
 from tests.pool.log import messages, write
 from tests.pool.records import end, feedback, run_of, step
 from tests.pool.written import conversation
-from tests.replay.logs import exported, fill, without_positions
+from tests.replay.logs import exported, fill, posted, without_positions
 from tests.tiny_model import build_tokenizer
 
 pytestmark = pytest.mark.broker
@@ -107,6 +106,25 @@ def test_feedback_finds_a_row_that_was_written_before_it_came(
             assert ids == ["before", "within", "late", "of a step"]
             assert row["reward"] == 3.0  # a copy of what was said before does not undo it
         assert len(by_uid(rows)) == 4
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_groups_that_were_posted_are_trajectories_too(
+    log: Connection, tmp_path: Path, format: str
+) -> None:
+    write(log, REWARDED, [posted()])
+    rows = by_uid(exported(log, tmp_path / "out", topic="rewarded", format=format))
+    assert rows.keys() == {"t", "r", "empty", "hole", "g/0", "g/1"}
+    assert [uid for uid, row in rows.items() if row["posted"]] == ["g/0", "g/1"]
+    assert [rows[uid]["reward"] for uid in ("g/0", "g/1")] == [0.25, 0.75]
+    first, second = rows["g/1"]["steps"]
+    assert (first["prompt_ids"], first["response_ids"]) == ([11], [12, 13])
+    assert (second["prompt_ids"], second["response_ids"]) == ([11, 12, 13, 14], [15])
+    assert (first["logprobs"], second["logprobs"]) == ([-0.5, -0.25], [-2.0])
+    assert (first["advantages"], second["advantages"]) == ([0.5, 1.5], [2.5])
+    assert rows["t"]["steps"][0]["advantages"] is None
+    where = exported(log, tmp_path / "chosen", topic="rewarded", format=format, where=["task=sums"])
+    assert [row["trajectory_uid"] for row in where] == ["t"]
 
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])

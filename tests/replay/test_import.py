@@ -9,13 +9,13 @@ import pytest
 from pool import topics
 from pool.connection import Connection
 from pool.errors import Fatal
-from pool.topics import POLICY, STEPS
+from pool.topics import POLICY, REWARDED, STEPS
 from replay.importing import HEADER, import_files
 from replay.settings import ImportSettings
 from schemas import PolicyVersion, Step, TrajectoryEnd
 from schemas.packing import unpack_ids
 from tests.pool.log import messages, records, write
-from tests.replay.logs import exported, fill, without_positions
+from tests.replay.logs import exported, fill, posted, without_positions
 
 pytestmark = pytest.mark.broker
 
@@ -49,12 +49,24 @@ def test_a_round_trip_changes_nothing_but_places(
     log: Connection, other: Connection, tmp_path: Path, per: str, format: str
 ) -> None:
     first = exported(log, tmp_path / "first", per=per, format=format)
-    assert "1 were invalid" in import_(other, tmp_path / "first")
+    assert "1 were invalid, or" in import_(other, tmp_path / "first")
     second = exported(other, tmp_path / "second", per=per, format=format)
     assert whole(second) == whole(first)
     assert all(m.headers[0][0] == HEADER for m in messages(other, STEPS))
     stored = [r for r in records(other, STEPS) if isinstance(r, Step) and r.parent is not None]
     assert len(stored) == 2  # prompts are deltas again
+
+
+def test_a_posted_group_is_left_out_and_counted(
+    log: Connection, other: Connection, tmp_path: Path
+) -> None:
+    write(log, REWARDED, [posted()])
+    exported(log, tmp_path / "all", topic="rewarded")
+    told = import_(other, tmp_path / "all", into_topic="rewarded", run="archive")
+    assert told.endswith("; 3 were invalid, or posted by an environment")
+    exported(log, tmp_path / "posted", topic="rewarded", of_run=[posted().run])
+    with pytest.raises(Fatal, match=r"no Steps in .* that can be imported"):
+        import_(other, tmp_path / "posted", into_topic="rewarded", run="archive")
 
 
 def test_rewards_come_back_into_a_topic_of_their_own(
