@@ -5,11 +5,12 @@ oddities included (a parsed tool call does not change the finish reason, an end 
 cut off comes out as text). The tokens are those of `tests.tiny_model`.
 
     POST /stub/script     answers to give, in order; then every call gets the same tokens again
+    POST /stub/release    what is held goes out
     POST /stub/version    {"version": "1.3"}, the weights that it claims to have
     POST /stub/health     {"status": 503}
     POST /stub/pause      {"paused": true}
-    POST /stub/reset      all of the above as it was at the start
-    GET  /stub/requests   the last bodies that came to /inference/v1/generate
+    POST /stub/reset      all of the above as it was at the start, or with a version
+    GET  /stub/requests   the last bodies that came to /inference/v1/generate, since the reset
     GET  /stub/cancelled  how many of them were left by their client before the answer was out
 """
 
@@ -52,7 +53,8 @@ encode = msgspec.json.encode
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True, eq=False):
-    """What one generate call gets. The faults, which come after the delay:
+    """What one generate call gets. After `hold` chunks it waits until it is released; of an answer that
+    is no stream, and with 0 of any, nothing goes out before. The faults, which come after the delay:
 
     before         the connection is closed without a byte
     hang           no byte ever
@@ -70,6 +72,7 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True, eq=False):
     delay: float = 0.0
     chunk_delay: float = 0.0
     chunk: int = 1
+    hold: int | None = None
     weight_versions: list[Json] | None = None
     fault: Annotated[str, msgspec.Meta(pattern=FAULTS)] = ""
 
@@ -145,6 +148,7 @@ class Stub:
         self._paused = False
         self._cancelled = 0
         self._bodies: deque[bytes] = deque(maxlen=REQUESTS_KEPT)
+        self._released = asyncio.Event()
         self._script: deque[Answer] = deque()
         self._usual = Answer(ids=[*(PRINTABLE * tokens)[: tokens - 1], EOS])
         self._routes: dict[str, Callable[[bytes], Json]] = {
@@ -154,6 +158,7 @@ class Stub:
             "/v1/chat/completions/render": render,
             "/v1/chat/completions/derender": partial(derender, model),
             "/stub/script": self._set_script,
+            "/stub/release": self._release,
             "/stub/version": self._set_version,
             "/stub/health": self._set_health,
             "/stub/pause": self._set_paused,
@@ -193,6 +198,11 @@ class Stub:
         self._script.extend(msgspec.json.decode(body, type=list[Answer]))
         return {"waiting": len(self._script)}
 
+    def _release(self, _: bytes) -> Json:
+        self._released.set()
+        self._released = asyncio.Event()
+        return {}
+
     def _set_version(self, body: bytes) -> Json:
         self._version = str(json.loads(body)["version"])
         return {"version": self._version}
@@ -205,10 +215,12 @@ class Stub:
         self._paused = bool(json.loads(body)["paused"])
         return {"paused": self._paused}
 
-    def _reset(self, _: bytes) -> Json:
-        self._version, self._health, self._paused = "default", 200, False
+    def _reset(self, body: bytes) -> Json:
+        self._version = str(json.loads(body).get("version", "default"))
+        self._health, self._paused = 200, False
         self._script.clear()
-        return {}
+        self._bodies.clear()
+        return self._release(body)
 
     async def _generate(self, call: _Call, body: bytes) -> None:
         self._bodies.append(body)
@@ -216,7 +228,10 @@ class Stub:
         if asked.model not in (None, self._model):
             raise Refused(404, f"The model `{asked.model}` does not exist.")
         answer = self._next(asked)
+        is_held = answer.hold is not None and not (asked.stream and answer.hold)
         if answer.delay and await call.left(answer.delay):
+            self._cancelled += 1
+        elif is_held and await self._left_while_held(call):
             self._cancelled += 1
         elif answer.fault == "before":
             await call.hang_up()
@@ -228,6 +243,14 @@ class Stub:
             await self._stream(call, asked, answer)
         else:
             await self._whole(call, asked, answer)
+
+    async def _left_while_held(self, call: _Call) -> bool:
+        released = asyncio.create_task(self._released.wait())
+        left = asyncio.create_task(call.left(None))
+        await asyncio.wait((released, left), return_when=asyncio.FIRST_COMPLETED)
+        released.cancel()
+        left.cancel()
+        return left.done()
 
     def _next(self, asked: _Asked) -> Answer:  # noqa: ARG002
         return self._script.popleft() if self._script else self._usual
@@ -251,15 +274,20 @@ class Stub:
         events = self._events(asked, answer)
         if answer.fault == "cut":
             events = [*events[: len(events) // 2], b'data: {"requ']
-        if not answer.chunk_delay:
+        if not answer.chunk_delay and not answer.hold:
             # One write: nobody waits between the chunks, and many small ones are what is slow here.
             events = [b"".join(events)]
         for place, event in enumerate(events):
-            if place and await call.left(answer.chunk_delay):
+            if place and await self._left_between(call, answer, place):
                 self._cancelled += 1
                 return
             await call.write(event, more=True)
         await (call.hang_up() if answer.fault == "cut" else call.write(b""))
+
+    async def _left_between(self, call: _Call, answer: Answer, place: int) -> bool:
+        if place == answer.hold:
+            return await self._left_while_held(call)
+        return bool(answer.chunk_delay) and await call.left(answer.chunk_delay)
 
     def _events(self, asked: _Asked, answer: Answer) -> list[bytes]:
         head = {"request_id": f"generate-tokens-{asked.request_id}"}
@@ -348,6 +376,10 @@ class StubEngine:
         """Answers of the script that no call has taken yet."""
         return int(self._ask("/stub/script", [])["waiting"])
 
+    def release(self) -> None:
+        """Answers that are held go out."""
+        self._ask("/stub/release", {})
+
     def set_version(self, version: str) -> None:
         self._ask("/stub/version", {"version": version})
 
@@ -357,9 +389,9 @@ class StubEngine:
     def set_paused(self, paused: bool) -> None:
         self._ask("/stub/pause", {"paused": paused})
 
-    def reset(self) -> None:
+    def reset(self, version: str = "default") -> None:
         """What a failed test left in it is gone."""
-        self._ask("/stub/reset", {})
+        self._ask("/stub/reset", {"version": version})
 
     def requests(self) -> list[Json]:
         return list(self._ask("/stub/requests")["requests"])

@@ -67,7 +67,9 @@ class Fleet:
         return f"1.{self._version}"
 
     def use(self, *engines: StubEngine) -> None:
-        self.file.write_text("# engines\n" + "".join(f"{engine.url}/\n" for engine in engines))
+        fresh = self.file.with_suffix(".new")
+        fresh.write_text("# engines\n" + "".join(f"{engine.url}/\n" for engine in engines))
+        fresh.replace(self.file)  # the gateway must not read half of it
 
     def usable(self) -> int:
         return int(self.gateway.metric("gateway_usable_engines"))
@@ -75,8 +77,7 @@ class Fleet:
     def make_well(self) -> None:
         self.use(*self.both)
         for engine in self.both:
-            engine.reset()
-            engine.set_version(f"1.{self._version}")
+            engine.reset(f"1.{self._version}")
         eventually(lambda: self.usable() == 2)
 
     def revive(self, dead: StubEngine) -> None:
@@ -95,7 +96,7 @@ def fleet_(
     connection = Connection(bootstrap=kafka.bootstrap, topic_prefix=prefix)
     topics.create(connection, partitions=2)
     file = tmp_path_factory.mktemp("fleet") / "engines"
-    options = ["--engines-file", str(file), "--engine-timeout-s", "2"]
+    options = ["--engines-file", str(file), "--engine-timeout-s", "4"]
     options += ["--engine-wait-s", str(WAIT_S)]
     with ExitStack() as stack:
         fleet = Fleet(connection, file, stack)
@@ -123,9 +124,12 @@ def test_the_engine_with_the_least_to_do_gets_the_call(
 ) -> None:
     before = fleet.counts()
     for engine in fleet.both:
-        engine.script([said("slow", delay=0.5)] * 4)
+        engine.script([said("slow", hold=0)] * 4)
     with in_background() as submit:
         sent = [submit(chat, gateway, f"{prompt_uid}-{n}", prompt_uid) for n in range(8)]
+        eventually(lambda: sum(fleet.counts()) == sum(before) + 8)
+        for engine in fleet.both:
+            engine.release()
         assert {one.result().status for one in sent} == {200}
     assert [now - then for now, then in zip(fleet.counts(), before, strict=True)] == [4, 4]
 
@@ -135,11 +139,12 @@ def test_a_trajectory_stays_with_its_engine(
 ) -> None:
     """The first one is kept busy, so that the second gets the trajectory, and keeps it."""
     before = fleet.counts()
-    fleet.one.script([said("slow", delay=1.0)])
+    fleet.one.script([said("slow", hold=0)])
     with in_background() as submit:
         slow = submit(chat, gateway, f"{uid}-other", prompt_uid)
         eventually(lambda: fleet.counts()[0] > before[0])
         chat(gateway, uid, prompt_uid)
+        fleet.one.release()
         slow.result()
     for _ in range(4):
         chat(gateway, uid, prompt_uid)
@@ -312,6 +317,7 @@ def test_the_cache_of_old_weights_is_not_found_under_new_ones(
     fleet: Fleet, gateway: RunningGateway, uid: str, prompt_uid: str
 ) -> None:
     newest = fleet.train()
+    eventually(lambda: fleet.usable() == 0)  # the gateway knows of it
     for engine in fleet.both:
         engine.set_version(newest)
     eventually(lambda: fleet.usable() == 2)

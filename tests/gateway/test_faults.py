@@ -23,7 +23,7 @@ from steplog import local_kafka
 from tests.gateway.echo_engine import running_echo
 from tests.gateway.load import Load, Sent, wait_until
 from tests.gateway.own_broker import OwnBroker, own_broker
-from tests.gateway.recorded import Recorded
+from tests.gateway.recorded import TEXT, Recorded
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.tiny_model import EOS
@@ -149,12 +149,15 @@ def test_f2_a_broker_that_stands_still_costs_no_answer_and_no_speed_later(
             broker.resume()
         resumed = time.monotonic()
         check_recovered(faulty, load)
-        wait_until(lambda: time.monotonic() > resumed + 10, 11)
-        load.wait_for_answers(200)
-    later = [s.took for s in load.answered if s.attempts[0].began > resumed + 10]
-    assert sorted(later)[int(len(later) * 0.99)] < 1.0
+        wait_until(lambda: are_quick(load, since=resumed), HEALED)
     check_refusals(load)
     recorded(broker, faulty).check(load.sent, load.completed)
+
+
+def are_quick(load: Load, since: float) -> bool:
+    """Of the last 200 calls that began since then, all but two took less than a second."""
+    later = [sent.took for sent in load.answered if sent.attempts[0].began > since][-200:]
+    return len(later) == 200 and sorted(later)[-3] < 1.0
 
 
 # F10, the network between the gateway and its broker
@@ -254,22 +257,27 @@ def test_f10_acknowledgements_that_do_not_come_back_make_no_step_twice(
 
 @pytest.mark.slow
 def test_f3_a_gateway_that_is_killed_gives_retries_what_the_log_has(
-    own_log: Connection, tokenizer: Path
+    broker: OwnBroker, tokenizer: Path
 ) -> None:
     survivors: dict[str, str] = {}
+    connection = broker.connection(f"f3-{uuid.uuid4().hex[:8]}.")
+    topics.create(broker.past_the_proxy(connection))
     with running_echo(delay=0.4) as engine, ExitStack() as lives:
-        gateway = lives.enter_context(running_gateway(own_log, [engine.url], tokenizer))
+        lives.callback(broker.proxy.heal)
+        gateway = lives.enter_context(running_gateway(connection, [engine.url], tokenizer))
         with Load(gateway.url, agents=40, pause=0.02) as load:
             for _ in range(3):
                 load.wait_for_answers(80)
+                broker.proxy.hold("down")  # it dies between a Step and its answer
+                wait_until(lambda: unheard(recorded(broker, gateway), load), HEALED)
                 gateway.kill()
-                survivors |= unheard(Recorded(own_log), load)
-                again = running_gateway(own_log, [engine.url], tokenizer, port=gateway.port)
+                survivors |= unheard(recorded(broker, gateway), load)
+                broker.proxy.heal()
+                again = running_gateway(connection, [engine.url], tokenizer, port=gateway.port)
                 gateway = lives.enter_context(again)
             load.wait_for_answers(80)
-        log = Recorded(own_log)
+        log = recorded(broker, gateway)
     log.check(load.sent, load.completed)
-    assert survivors, "no gateway died between a Step and its answer"
     for sent in load.sent:
         assert sent.step_id, f"{sent} was never answered"
         assert {a.outcome for a in sent.attempts} <= {200, 503, "Broken", *CUT}, sent
@@ -346,20 +354,24 @@ def test_f4_a_gateway_that_is_asked_to_end_finishes_what_it_began(
     ):
         load.wait_for_answers(60)
         wait_until(lambda: gateway.metric("gateway_inflight_requests") > 30, 30)
-        before = len(load.sent)
-        told = time.monotonic()
+        begun = texts(engine)
+        engine.process.send_signal(signal.SIGSTOP)  # no call ends meanwhile
         gateway.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: not accepts(gateway), 5)
-        refused = time.monotonic()
+        wait_until(lambda: not accepts(gateway), 20)
         assert gateway.process.poll() is None, "it did not wait for its calls"
+        engine.process.send_signal(signal.SIGCONT)
         assert gateway.process.wait(timeout=30) == 143
-        assert refused < told + 2
         load.give_up()
-    calls = load.sent[:before]
-    broken = [s for s in calls if s.step_id is None and s.attempts[0].began < told - 0.5]
+    broken = [sent for sent in load.sent if sent.step_id is None and sent.text in begun]
     assert not broken, broken[:3]
     assert not [o for o in load.outcomes() if isinstance(o, int) and o >= 500]
     Recorded(own_log).check(load.sent, load.completed)
+
+
+def texts(engine: StubEngine) -> set[str]:
+    """Of the calls that it has, or had."""
+    prompts = [bytes(n for n in asked["token_ids"] if n < 256) for asked in engine.requests()]
+    return {TEXT.findall(prompt)[-1].decode() for prompt in prompts}
 
 
 def accepts(gateway: RunningGateway) -> bool:
@@ -415,7 +427,7 @@ def test_f16_a_turn_that_comes_twice_at_once_is_two_steps_unless_it_is_marked_as
         stub.script([{"ids": [*b"three", EOS], "delay": 1.0}])
         question = HELLO | {"seed": 3}
         first = clients.submit(gateway.post, path, question)
-        wait_until(lambda: gateway.metric("gateway_inflight_requests") >= 2, 5)
+        wait_until(lambda: stub.waiting() == 0, HEALED)
         again = gateway.post(path, question, {"x-stainless-retry-count": "1"})
     assert again.body["id"] == first.result().body["id"]
     assert len(gateway.steps(uid)) == 3
@@ -429,12 +441,12 @@ def test_f16_turns_that_overtake_each_other_keep_the_order_of_their_arrival(
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
 ) -> None:
     path = gateway.base(uid, prompt_uid) + "/chat/completions"
-    stub.script([{"ids": [*b"slow", EOS], "delay": 1.5}, {"ids": [*b"fast", EOS]}])
+    stub.script([{"ids": [*b"slow", EOS], "hold": 0}, {"ids": [*b"fast", EOS]}])
     with ThreadPoolExecutor() as clients:
         slow = clients.submit(gateway.post, path, HELLO)
-        wait_until(lambda: gateway.metric("gateway_inflight_requests") >= 2, 5)
+        wait_until(lambda: stub.waiting() == 1, HEALED)
         fast = gateway.post(path, HELLO | {"seed": 2})
-        assert not slow.done()
+        stub.release()
     steps = gateway.steps(uid)
     assert [step.step_index for step in steps] == [1, 0]
     replies = [fast, slow.result()]
@@ -452,7 +464,7 @@ def test_f16_of_two_completions_at_once_that_differ_one_is_refused(
     stub.script([{"ids": [*b"slow", EOS], "delay": 1.0}])
     with ThreadPoolExecutor() as clients:
         slow = clients.submit(gateway.post, f"{base}/chat/completions", HELLO)
-        wait_until(lambda: gateway.metric("gateway_inflight_requests") >= 2, 5)
+        wait_until(lambda: stub.waiting() == 0, HEALED)
         complete = partial(gateway.post, f"{base}/complete_trajectory")
         replies = list(clients.map(complete, [{"reward": 1.0}, {"reward": 0.0}]))
     assert slow.result().status == 200

@@ -105,9 +105,10 @@ def _answered(before: Before) -> Any:
 
 
 def _unheard(before: Before) -> Any:
-    before.stub.script([said("slow", delay=0.2)])
+    before.stub.script([said("slow", hold=0)])
     path = before.path("unheard", "chat/completions")
     leave_early(before.gateway, before.stub, path, {"messages": HELLO})
+    before.stub.release()
     eventually(lambda: notes(before.gateway, "unheard"))
 
 

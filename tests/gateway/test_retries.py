@@ -45,14 +45,17 @@ def test_a_marked_retry_joins_the_running_call(
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
 ) -> None:
     before = len(stub.requests())
-    stub.script([said("slow", delay=0.5)])
+    stub.script([said("slow", hold=0)])
+    joined = gateway.metric("gateway_retries_served_total", how="joined")
     with in_background() as submit:
         first = submit(chat, gateway, uid, prompt_uid)
-        eventually(lambda: len(stub.requests()) > before)
-        again = chat(gateway, uid, prompt_uid, headers=RETRY)
-        assert again.body == first.result().body
+        eventually(lambda: stub.waiting() == 0)
+        again = submit(chat, gateway, uid, prompt_uid, headers=RETRY)
+        eventually(lambda: gateway.metric("gateway_retries_served_total", how="joined") > joined)
+        stub.release()
+        assert again.result().body == first.result().body
     assert len(stub.requests()) == before + 1
-    assert f"chatcmpl-{only_step(gateway, uid).step_id}" == again.body["id"]
+    assert f"chatcmpl-{only_step(gateway, uid).step_id}" == first.result().body["id"]
 
 
 def test_a_marked_retry_of_a_stream_gets_all_of_it(
@@ -148,9 +151,10 @@ def test_a_retry_repeats_the_newest_of_equal_requests(
 ) -> None:
     """The agent samples twice on purpose; the second call is the one that its client retries."""
     before = len(stub.requests())
-    stub.script([said("one"), said("two", delay=0.4)])
+    stub.script([said("one"), said("two", hold=0)])
     assert text(chat(gateway, uid, prompt_uid)) == "one"
     leave_early(gateway, stub, path(uid, prompt_uid), {"messages": HELLO})
+    stub.release()
     assert text(chat(gateway, uid, prompt_uid, headers=RETRY)) == "two"
     assert len(stub.requests()) == before + 2
 
@@ -207,8 +211,9 @@ def test_an_answer_that_nobody_waits_for_is_noted_and_a_retry_takes_the_note_bac
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str, stream: bool
 ) -> None:
     cancelled, generated = stub.cancelled(), len(stub.requests())
-    stub.script([said("slow", delay=0.3)])
+    stub.script([said("slow", hold=0)])
     leave_early(gateway, stub, path(uid, prompt_uid), {"messages": HELLO, "stream": stream})
+    stub.release()
     (noted,) = eventually(lambda: notes(gateway, uid))
     step = only_step(gateway, uid)
     assert (noted.step_id, noted.delivered) == (step.step_id, False)
@@ -223,12 +228,13 @@ def test_an_answer_that_nobody_waits_for_is_noted_and_a_retry_takes_the_note_bac
 def test_a_stream_that_was_left_in_the_middle_goes_on_to_its_step(
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
 ) -> None:
-    stub.script([said("abcdef", chunk_delay=0.05)])
+    stub.script([said("abcdef", hold=1)])
     stream = Streaming(gateway, path(uid, prompt_uid), {"messages": HELLO, "stream": True})
     events = stream.events()
     next(events)
     events.close()  # type: ignore[attr-defined]
     stream.leave()
+    stub.release()
     (noted,) = eventually(lambda: notes(gateway, uid))
     assert noted.step_id == only_step(gateway, uid).step_id
     assert not noted.delivered
@@ -246,11 +252,15 @@ def test_an_answer_that_was_heard_has_no_note(
 def test_a_retry_that_joins_an_abandoned_call_hears_it_and_there_is_no_note(
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
 ) -> None:
-    stub.script([said("slow", delay=0.5)])
+    stub.script([said("slow", hold=0)])
     leave_early(gateway, stub, path(uid, prompt_uid), {"messages": HELLO})
-    assert text(chat(gateway, uid, prompt_uid, headers=RETRY)) == "slow"
-    delivered = [note.delivered for note in notes(gateway, uid)]
-    assert delivered in ([], [False, True])
+    joined = gateway.metric("gateway_retries_served_total", how="joined")
+    with in_background() as submit:
+        again = submit(chat, gateway, uid, prompt_uid, headers=RETRY)
+        eventually(lambda: gateway.metric("gateway_retries_served_total", how="joined") > joined)
+        stub.release()
+        assert text(again.result()) == "slow"
+    assert notes(gateway, uid) == []
 
 
 @pytest.mark.slow
@@ -259,8 +269,8 @@ def test_after_the_grace_a_call_is_cancelled_and_a_retry_generates_it_anew(
 ) -> None:
     cancelled, generated = stub.cancelled(), len(stub.requests())
     stub.script([said("never", delay=60), said("other"), said("anew")])
-    leave_early(gateway, stub, path(uid, prompt_uid), {"messages": HELLO})
     began = time.monotonic()
+    leave_early(gateway, stub, path(uid, prompt_uid), {"messages": HELLO})
     chat(gateway, uid, prompt_uid, OTHER)
     eventually(lambda: stub.cancelled() == cancelled + 1, limit=60)
     assert time.monotonic() - began > 8

@@ -260,16 +260,16 @@ def test_too_many_requests_at_once_are_429_for_this_tenant_only(
 ) -> None:
     mine = [init(locked, ALICE)[1] for _ in range(MAX_REQUESTS + 1)]
     _, theirs = init(locked, BOB)
-    before = len(stub.requests())
-    stub.script([said("slow", delay=1.0)] * MAX_REQUESTS)
+    stub.script([said("slow", hold=0)] * MAX_REQUESTS)
     with in_background() as submit:
         sent = [submit(ask, locked, path) for path in mine[:MAX_REQUESTS]]
-        eventually(lambda: len(stub.requests()) == before + MAX_REQUESTS)
+        eventually(lambda: stub.waiting() == 0)
         reply = ask(locked, mine[-1])
         assert reply.status == 429
         assert int(reply.headers["retry-after"]) > 0
         error(reply)
         assert ask(locked, theirs).status == 200
+        stub.release()
         assert {one.result().status for one in sent} == {200}
     assert ask(locked, mine[-1]).status == 200
 

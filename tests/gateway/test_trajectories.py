@@ -341,14 +341,15 @@ def test_what_comes_after_the_end_is_409_and_not_recorded(
 def test_complete_waits_for_running_calls(
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
 ) -> None:
-    before = len(stub.requests())
-    stub.script([said("slow", delay=0.6)])
+    stub.script([said("slow", hold=0)])
+    running = gateway.metric("gateway_inflight_requests")
     with in_background() as submit:
         slow = submit(chat, gateway, uid, prompt_uid)
-        eventually(lambda: len(stub.requests()) > before)
-        closed = gateway.post(f"/{uid}/{prompt_uid}/v1/complete_trajectory")
-        assert slow.done() or eventually(slow.done, 1)
-        assert (closed.status, slow.result().status) == (200, 200)
+        eventually(lambda: stub.waiting() == 0)
+        closed = submit(gateway.post, f"/{uid}/{prompt_uid}/v1/complete_trajectory")
+        eventually(lambda: gateway.metric("gateway_inflight_requests") == running + 2)
+        stub.release()
+        assert (closed.result().status, slow.result().status) == (200, 200)
     kinds = [type(record).__name__ for record in log_of(gateway, uid)]
     assert kinds == ["Step", "TrajectoryEnd"]
     assert ends(gateway, uid)[0].steps == 1
@@ -442,13 +443,12 @@ def test_feedback_that_cannot_be_used_is_refused(
 def test_an_index_is_reserved_when_the_request_arrives(
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
 ) -> None:
-    before = len(stub.requests())
-    stub.script([said("slow", delay=0.6), said("fast")])
+    stub.script([said("slow", hold=0), said("fast")])
     with in_background() as submit:
         slow = submit(chat, gateway, uid, prompt_uid)
-        eventually(lambda: len(stub.requests()) > before)
+        eventually(lambda: stub.waiting() == 1)
         fast = chat(gateway, uid, prompt_uid, [{"role": "user", "content": "quick"}])
-        assert not slow.done()
+        stub.release()
         names = {slow.result().body["id"]: "slow", fast.body["id"]: "fast"}
     found = {names[f"chatcmpl-{s.step_id}"]: s.step_index for s in steps(gateway, uid)}
     assert found == {"slow": 0, "fast": 1}
