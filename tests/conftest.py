@@ -26,10 +26,15 @@ def free_port() -> int:
 
 
 def kill(broker: local_kafka.Broker) -> None:
-    """Kill and wait for the end; the kernel takes a moment to tear a Java process down."""
-    process = os.pidfd_open(broker.pid)
-    os.kill(broker.pid, signal.SIGKILL)
-    assert select.select([process], [], [], 10)[0]
+    kill_and_wait(broker.pid)
+
+
+def kill_and_wait(pid: int) -> None:
+    """The kernel takes a moment to tear a process down, a Java process above all; until then it may
+    take a connection. It need not be a child of ours."""
+    process = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([process], [], [], 60)[0]
     os.close(process)
 
 

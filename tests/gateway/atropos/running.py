@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from pool.connection import Connection
-from tests.conftest import free_port
+from tests.conftest import free_port, kill_and_wait
 from tests.steplog.command import STEPLOG, reaching
 
 START_LIMIT_S = 60.0
@@ -102,7 +102,7 @@ def _content(body: bytes) -> Any:
         return body.decode()
 
 
-def until(true: Callable[[], bool], limit: float = 30.0) -> None:
+def until(true: Callable[[], bool], limit: float = 60.0) -> None:
     deadline = time.monotonic() + limit
     while not true():
         assert time.monotonic() < deadline
@@ -132,7 +132,7 @@ class RunningAtropos(Client):
         comes again."""
         if handed:
             until(lambda: self.metric("atropos_batches_total") >= handed)
-        os.kill(self.server, signal.SIGKILL)
+        kill_and_wait(self.server)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)

@@ -37,7 +37,6 @@ def trained_items(
         if batches in kill_at:
             atropos.kill_server(handed=batches - killed)
             killed = batches
-            time.sleep(POLL_S)  # the next question may reach the one that dies
     return items
 
 

@@ -173,7 +173,9 @@ def test_groups_of_agents_and_environments_come_exactly_once_while_servers_die(
         thread.start()
     pulled: list[float] = []
     for _ in range(3):
+        before = len(posted)
         pulled += [batch(atropos)[0]["scores"][0] for _ in range(5)]
+        until(lambda before=before: len(posted) > before)  # type: ignore[misc]
         atropos.kill_server(handed=5)
     over.set()
     for thread in threads:

@@ -29,7 +29,8 @@ def server(
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"envs:{KEY}\n")
     options = ["--host", "0.0.0.0", "--keys-file", str(keys), "--run", RUN]
-    options += ["--max-queue", str(MOST), "--silent-after-s", "1"]
+    # Long enough for some questions, however slow: who asks none is silent.
+    options += ["--max-queue", str(MOST), "--silent-after-s", "4"]
     with running_atropos(atropos_log, *options) as running:
         running.always = {"authorization": f"Bearer {KEY}"}
         yield running

@@ -1,7 +1,5 @@
 """The Atropos API in the gateway's own server: one address for agents, environments and trainers."""
 
-import os
-import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from pool import topics
 from pool.connection import Connection
 from steplog import local_kafka
 from steplog.cli import TERMINATED
+from tests.conftest import kill_and_wait
 from tests.gateway.asking import chat, eventually, steps
 from tests.gateway.atropos.running import Client, counting, running_atropos, scored
 from tests.gateway.running import RunningGateway, running_gateway
@@ -75,7 +74,7 @@ def test_a_killed_server_loses_nothing_and_nobody_is_refused(both: Both, uid: st
     atropos.begin()
     env_id = atropos.join()
     atropos.post("/scored_data", scored(1.0, env_id=env_id))
-    os.kill(both.server(), signal.SIGKILL)
+    kill_and_wait(both.server())
     atropos.post("/scored_data", scored(2.0, env_id=env_id))
     assert atropos.batch_scores() == [[1.0] * 4, [2.0] * 4]
     assert atropos.get("/status-env", {"env_id": env_id})["current_step"] == 1
