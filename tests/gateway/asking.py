@@ -130,7 +130,7 @@ class Streaming:
 
 
 def leave_early(gateway: RunningGateway, stub: StubEngine, path: str, body: Json) -> None:
-    """Sends a call, and goes away when the engine has it: an answer of the script, which must be held."""
+    """Sends a call, and goes away when the engine has it, which must hold its answer by the script."""
     before = stub.waiting()
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})

@@ -228,10 +228,7 @@ class Stub:
         if asked.model not in (None, self._model):
             raise Refused(404, f"The model `{asked.model}` does not exist.")
         answer = self._next(asked)
-        is_held = answer.hold is not None and not (asked.stream and answer.hold)
-        if answer.delay and await call.left(answer.delay):
-            self._cancelled += 1
-        elif is_held and await self._left_while_held(call):
+        if await self._left_before(call, asked, answer):
             self._cancelled += 1
         elif answer.fault == "before":
             await call.hang_up()
@@ -243,6 +240,12 @@ class Stub:
             await self._stream(call, asked, answer)
         else:
             await self._whole(call, asked, answer)
+
+    async def _left_before(self, call: _Call, asked: _Asked, answer: Answer) -> bool:
+        if answer.delay and await call.left(answer.delay):
+            return True
+        is_held = answer.hold is not None and not (asked.stream and answer.hold)
+        return is_held and await self._left_while_held(call)
 
     async def _left_while_held(self, call: _Call) -> bool:
         released = asyncio.create_task(self._released.wait())

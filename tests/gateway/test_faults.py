@@ -261,7 +261,8 @@ def test_f3_a_gateway_that_is_killed_gives_retries_what_the_log_has(
 ) -> None:
     survivors: dict[str, str] = {}
     connection = broker.connection(f"f3-{uuid.uuid4().hex[:8]}.")
-    topics.create(broker.past_the_proxy(connection))
+    own_log = broker.past_the_proxy(connection)
+    topics.create(own_log)
     with running_echo(delay=0.4) as engine, ExitStack() as lives:
         lives.callback(broker.proxy.heal)
         gateway = lives.enter_context(running_gateway(connection, [engine.url], tokenizer))
@@ -269,14 +270,14 @@ def test_f3_a_gateway_that_is_killed_gives_retries_what_the_log_has(
             for _ in range(3):
                 load.wait_for_answers(80)
                 broker.proxy.hold("down")  # it dies between a Step and its answer
-                wait_until(lambda: unheard(recorded(broker, gateway), load), HEALED)
+                wait_until(lambda: unheard(Recorded(own_log), load), HEALED)
                 gateway.kill()
-                survivors |= unheard(recorded(broker, gateway), load)
+                survivors |= unheard(Recorded(own_log), load)
                 broker.proxy.heal()
                 again = running_gateway(connection, [engine.url], tokenizer, port=gateway.port)
                 gateway = lives.enter_context(again)
             load.wait_for_answers(80)
-        log = recorded(broker, gateway)
+        log = Recorded(own_log)
     log.check(load.sent, load.completed)
     for sent in load.sent:
         assert sent.step_id, f"{sent} was never answered"

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 PROCESSES = 3
 CALLS = 60
-SOON = 5.0
+SOON = 30.0
 PATIENCE = 60.0
 
 

@@ -3,8 +3,9 @@
     python -m tests.pool.copier CONNECTION_JSON NAME [--die-at STAGE] [--die-after N] [--slow S]
 
 Items finish on other threads in any order, as those of a real worker do. The process kills itself
-with SIGKILL when it reaches the stage for the N-th time, and then says so on stdout first. SIGTERM
-ends it cleanly.
+with SIGKILL when it reaches the stage for the N-th time, and then says so on stdout first; it also
+says when it has partitions. SIGTERM, which may be blocked when it starts, ends it cleanly. When its
+transaction was aborted while it stood still, it ends with FENCED, for a supervisor to start it again.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pool.connection import Connection
 from pool.consumer import StatefulConsumer
+from pool.errors import Fenced
 from pool.producer import Output
 from pool.progress import Work
 from pool.topics import REWARDED, STEPS
@@ -30,7 +32,13 @@ from schemas import Record
 GROUP = "copier"
 PENDING = "pending"
 """A commit was made while some items were not finished."""
+FENCED = 3
 STAGES = ("produced", "offsets sent", "rebuilding", PENDING, "revoking")
+
+
+def say(words: str) -> None:
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
 
 
 def suicide(stage: str, count: int) -> Callable[[str], None]:
@@ -41,8 +49,7 @@ def suicide(stage: str, count: int) -> Callable[[str], None]:
             return
         left[0] -= 1
         if left[0] == 0:
-            sys.stdout.write(f"died at {stage}\n")
-            sys.stdout.flush()
+            say(f"died at {stage}")
             os.kill(os.getpid(), signal.SIGKILL)
 
     return probe
@@ -67,8 +74,12 @@ class Copier:
         )
 
     def run(self, stop: threading.Event, busy: float) -> None:
+        has_said = False
         with self._consumer:
             while not stop.is_set():
+                if not has_said and self._consumer.offsets():
+                    say("working")
+                    has_said = True
                 for work in self._consumer.poll():
                     with self._lock:
                         self._unfinished += 1
@@ -105,9 +116,14 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     probe = suicide(arguments.die_at, arguments.die_after)
     connection = Connection.model_validate_json(arguments.connection)
-    Copier(connection, arguments.name, probe).run(stop, arguments.busy)
+    try:
+        Copier(connection, arguments.name, probe).run(stop, arguments.busy)
+    except Fenced:
+        logging.exception("%s ends", arguments.name)
+        sys.exit(FENCED)
 
 
 if __name__ == "__main__":

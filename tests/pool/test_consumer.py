@@ -16,6 +16,7 @@ from pool import topics
 from pool.bookmark import Bookmark
 from pool.connection import Connection
 from pool.consumer import StatefulConsumer
+from pool.ends import wait_until_readable
 from pool.errors import OffsetLost, TooManyPoison
 from pool.producer import Output, producer_options
 from pool.progress import Work
@@ -103,6 +104,7 @@ def poll_works(reader: StatefulConsumer[Item], count: int) -> list[Work[Item]]:
 
 
 def copied(connection: Connection) -> Counter[str]:
+    wait_until_readable(connection, REWARDED)
     return Counter(identity(record) for record in records(connection, REWARDED))
 
 
@@ -233,6 +235,7 @@ def test_outputs_of_one_finish_are_committed_together_with_their_offsets(log: Co
         works = poll_works(reader, 2)
         reader.finish(works, outputs)
         assert reader.commit()
+    wait_until_readable(log, REWARDED)
     assert [message.value for message in messages(log, REWARDED)] == [b"both"]
     assert seen == [6] == [committed(log).offset]
 
@@ -245,6 +248,7 @@ def test_a_record_that_cannot_be_decoded_goes_to_dead_letters_once(log: Connecti
         with consumer(log) as reader:
             until(lambda: committed(log).offset == 3, lambda: copy_all(log, reader))
             copy_all(log, reader)
+    wait_until_readable(log, DEAD_LETTERS)
     (letter,) = messages(log, DEAD_LETTERS)
     assert (letter.key, letter.value) == (b"key", b"garbage")
     headers = dict(letter.headers)
@@ -315,6 +319,7 @@ def test_skipping_leaves_out_what_is_too_old(log: Connection) -> None:
         assert (skipped.partition, skipped.first, skipped.end) == (0, 3, 6)
         assert reader.skip(0, 6) is None, "nothing is left to skip"
         until(lambda: committed(log).offset == 9, lambda: copy_all(log, reader))
+    wait_until_readable(log, REWARDED)
     assert {r.trajectory_uid for r in records(log, REWARDED) if isinstance(r, Step)} == {
         "t1",
         "new",

@@ -22,7 +22,7 @@ from tests.pool.records import step
 pytestmark = pytest.mark.broker
 
 CODEC = Codec()
-LIMIT = 10.0
+LIMIT = 60.0
 PARTITIONS = 3
 
 

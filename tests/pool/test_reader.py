@@ -12,6 +12,7 @@ from confluent_kafka.cimpl import TopicPartition
 
 from pool import history, topics
 from pool.connection import Connection
+from pool.ends import wait_until_readable
 from pool.errors import BrokerUnavailable, OffsetLost, TopicMismatch
 from pool.history import PromptHistory, open_history
 from pool.producer import Producer, producer_options
@@ -39,6 +40,7 @@ class Transactions:
     """Writes one record after the other in transactions, to partition 0."""
 
     def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._topic = connection.topic_name(STEPS)
         self._producer = ConfluentProducer(
             producer_options(connection, transactional_id=connection.topic_prefix)
@@ -55,12 +57,14 @@ class Transactions:
         self._producer.begin_transaction()
         yield
         self._producer.commit_transaction(30)
+        wait_until_readable(self._connection, STEPS)
 
     @contextmanager
     def aborted(self) -> Iterator[None]:
         self._producer.begin_transaction()
         yield
         self._producer.abort_transaction(30)
+        wait_until_readable(self._connection, STEPS)
 
 
 async def values(connection: Connection) -> list[bytes]:

@@ -63,18 +63,18 @@ def fails(directory: Path, port: int = 1, heap: str = "512m") -> str:
 
 def write(broker: Broker, *values: bytes) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    if TOPIC not in admin.list_topics(timeout=10).topics:
-        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(10)
+    if TOPIC not in admin.list_topics(timeout=60).topics:
+        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(60)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all"})
     for value in values:
         producer.produce(TOPIC, value)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
 
 
 def read(broker: Broker, count: int) -> list[bytes | None]:
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "reader"})
     consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
-    records = consumer.consume(count, timeout=10)
+    records = consumer.consume(count, timeout=60)
     consumer.close()
     return [record.value() for record in records]
 
@@ -143,13 +143,13 @@ def test_a_record_of_the_largest_size_is_taken_and_topics_are_not_made_up(
     name = connection.topic_name("large")
     admin = AdminClient(connection.confluent())
     assert admin.list_topics(name, timeout=10).topics[name].error is not None
-    admin.create_topics([NewTopic(name, 1, 1)])[name].result(10)
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
     errors: list[object] = []
     producer = Producer(connection.confluent(message_max_bytes=MAX_MESSAGE_BYTES))
     producer.produce(
         name, os.urandom(MAX_MESSAGE_BYTES - 1024), callback=lambda error, _: errors.append(error)
     )
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert errors == [None]
 
 

@@ -137,7 +137,7 @@ def test_a_part_that_falls_silent_for_a_moment_goes_on(directory: Path) -> None:
     url = f"http://127.0.0.1:{port}/"
     folder = stack.up(
         directory,
-        Plan(parts=(Part(name="web", command=server(port), ready=url, health=url),), hang_s=6),
+        Plan(parts=(Part(name="web", command=server(port), ready=url, health=url),), hang_s=60),
     )
     stack.wait_until_ready(folder, lambda name, part: None, LIMIT)
     pid = pid_of(folder, "web")

@@ -104,10 +104,10 @@ def test_another_server_takes_the_run_over_and_calls_go_on(
     both.atropos.post("/scored_data", scored(7.0, size=8))
     with running_atropos(own_log, "--run", RUN) as other:
         assert other.batch_scores() == [[7.0] * 8]
+        eventually(lambda: both.atropos.ask("GET", "/ready").status == 503)
         refused = both.atropos.ask("GET", "/status")
         assert refused.status == 503
         assert f"taken over run {RUN}" in refused.body["detail"]
-        assert both.atropos.ask("GET", "/ready").status == 503
         eventually(lambda: chat(both.gateway, uid, "p").status == 200)
 
 

@@ -65,15 +65,15 @@ def test_an_engine_with_old_weights_gets_no_calls(
     options = ("--run", run, "--engine-wait-s", "1")
     with running_gateway(log, [engine.url], model, *options, wait=False) as gateway:
         client = gateway.openai(uid, prompt_uid)
-        eventually(lambda: _answers(gateway), 30)
-        eventually(lambda: "no engine" in str(gateway.get("/ready").body), 30)
+        eventually(lambda: _answers(gateway))
+        eventually(lambda: "no engine" in str(gateway.get("/ready").body))
         generated = engine.metric("vllm:request_success_total")
         with pytest.raises(openai.InternalServerError) as refusal:
             ask(client, max_tokens=3)
         assert refusal.value.status_code == 503
         assert engine.metric("vllm:request_success_total") == generated
         engine.label("1.4")
-        eventually(lambda: gateway.get("/ready").status == 200, 10)
+        eventually(lambda: gateway.get("/ready").status == 200)
         ask(client, max_tokens=3)
         (step,) = steps(gateway, uid)
         assert step.segments == [Segment(incarnation=1, version=4, first_token=0)]

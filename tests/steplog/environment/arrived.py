@@ -75,7 +75,9 @@ def numbers(prompts: Iterable[str]) -> list[int]:
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    """Without the one that is being written."""
+    whole, _, _ = file.read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def prompts(file: Path) -> list[str]:

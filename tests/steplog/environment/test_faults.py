@@ -32,6 +32,8 @@ from tests.tiny_model import EOS
 pytestmark = pytest.mark.broker
 
 KEY = "a-key-that-is-long-enough"
+NEVER = {"ids": [EOS], "fault": "hang"}
+"""An answer that does not come."""
 
 
 def settings(gateway: RunningGateway, **given: object) -> Counting.Settings:
@@ -147,7 +149,7 @@ def test_no_group_is_lost_or_counted_twice_when_the_gateway_is_killed(
         gateway = start()
         process = counting(gateway, "--attempts", "1")
         for least in (2, 6):
-            eventually(lambda least=least: len(kept()) >= least, limit=60)  # type: ignore[misc]
+            eventually(lambda least=least: len(kept()) >= least)  # type: ignore[misc]
             gateway.kill()
             gateway = start(gateway.port)
         ended_well(process)
@@ -162,10 +164,10 @@ def test_an_environment_that_was_killed_goes_on_where_it_was(
     options = ("--max-groups", "20", "--keys", f"team:{KEY}")
     with running_gateway(own_log, [slow_player.url], tokenizer, *options) as gateway:
         for least in (2, 6):
+            slow_player.script([NEVER])  # to the first call, so a group is under way
             process = counting(gateway, "--api-key", KEY)
-            eventually(lambda least=least: len(kept()) >= least, limit=60)  # type: ignore[misc]
-            slow_player.script([{"ids": [EOS], "fault": "hang"}])
-            eventually(lambda: slow_player.waiting() == 0, limit=60)  # a group is under way
+            eventually(lambda least=least: len(kept()) >= least)  # type: ignore[misc]
+            eventually(lambda: slow_player.waiting() == 0)
             process.kill()
             process.communicate()
         ended_well(counting(gateway, "--api-key", KEY))
@@ -235,11 +237,13 @@ def test_asked_to_stop_it_cancels_what_runs_and_draws_it_again_later(
     own_log: Connection, slow_player: StubEngine, tokenizer: Path
 ) -> None:
     with running_gateway(own_log, [slow_player.url], tokenizer) as gateway:
+        slow_player.script([NEVER])  # to the first call, so something runs
         process = counting(gateway, "--drain-s", "0")
-        eventually(lambda: len(kept()) >= 2, limit=60)
+        eventually(lambda: len(kept()) >= 2)
         process.send_signal(signal.SIGTERM)
         ended_well(process)
-        assert all(told.ends for told in Arrived(own_log).trajectories.values())
+        told = Arrived(own_log).trajectories.values()
+        assert "cancelled" in statuses(told), "all of it has its end"
         ended_well(counting(gateway))
     assert_all_twelve(Arrived(own_log))
 
