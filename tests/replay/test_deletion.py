@@ -19,6 +19,7 @@ from pool.bookmark import Bookmark
 from pool.connection import Connection
 from pool.consumer import StatefulConsumer
 from pool.dataset import Dataset
+from pool.ends import wait_until_readable
 from pool.errors import Fatal
 from pool.producer import producer_options
 from pool.selection import SelectionSettings
@@ -86,6 +87,7 @@ class Log:
             producer.produce(name, Codec().encode(record), key)
         producer.flush(30)
         (producer.abort_transaction if abort else producer.commit_transaction)(30)
+        wait_until_readable(self.connection, topic)
 
     def produce(self, topic: str, key: bytes, value: bytes, headers: list[Any]) -> None:
         producer = ConfluentProducer(producer_options(self.connection))

@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from aiokafka import ConsumerRecord
+
 from pool.connection import Connection
-from pool.topics import REWARDED
+from pool.ends import wait_until_readable
+from pool.topics import DEAD_LETTERS, REWARDED
 from schemas import Record, Step, TrajectoryEnd
 from tests.conftest import free_port
-from tests.pool.log import records
+from tests.pool.log import messages, records
 from tests.pool.records import end, step
 from tests.steplog.command import STEPLOG, reaching
 from tests.tiny_model import EOS
@@ -85,6 +88,13 @@ def ends(connection: Connection, topic: str = REWARDED) -> dict[str, TrajectoryE
     by_uid = {record.trajectory_uid: record for record in found}
     assert len(by_uid) == len(found), "an End was written twice"
     return by_uid
+
+
+def dead_letters(connection: Connection) -> list[ConsumerRecord]:
+    """Also those of a transaction whose other records can be read already: its markers come to one
+    topic after the other."""
+    wait_until_readable(connection, DEAD_LETTERS)
+    return messages(connection, DEAD_LETTERS)
 
 
 def steps(connection: Connection) -> list[Step]:

@@ -12,7 +12,8 @@ import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
 from pool.connection import Connection
-from pool.topics import DEAD_LETTERS, REWARDED, STEPS
+from pool.topics import REWARDED, STEPS
+from reward.remote import TELL_EVERY
 from schemas import Feedback, TrajectoryEnd
 from tests.pool.log import messages, records, write
 from tests.pool.records import end, feedback, step
@@ -20,6 +21,7 @@ from tests.reward.dying import dying_worker
 from tests.reward.running import (
     RunningWorker,
     answered,
+    dead_letters,
     ends,
     running_worker,
     wait_for,
@@ -31,6 +33,7 @@ from tests.reward.under_load import (
     assert_rewarded_complete,
     lag,
     missing,
+    owned,
     pause,
     settle,
     wait_for_assignment,
@@ -205,7 +208,7 @@ def test_a_worker_that_stood_still_commits_nothing_late(log: Connection, rewards
                 wait_for_assignment(zombie)
                 time.sleep(1)  # and it works on it
                 zombie.process.send_signal(signal.SIGSTOP)
-                time.sleep(8)  # longer than a session
+                wait_for(lambda: owned(other) == {0, 1, 2, 3}, other)
                 wait_for_progress(log, 100, other)
                 zombie.process.send_signal(signal.SIGCONT)
                 wait_for_progress(log, 200, other)
@@ -256,7 +259,7 @@ def test_poison_goes_to_dead_letters_and_the_rest_goes_on(log: Connection, rewar
             wait_for(lambda: lag(log) == 0, worker)
             assert worker.terminate() == 0
     assert {end.reward for end in found.values()} == {1.0}
-    letters = messages(log, DEAD_LETTERS)
+    letters = dead_letters(log)
     assert {dict(letter.headers)["why"].decode(): letter.value for letter in letters} == poison
     assert len(letters) == len(poison)
     at = {(message.partition, message.offset): message.value for message in messages(log, STEPS)}
@@ -289,15 +292,17 @@ def test_an_outage_is_waited_for(log: Connection, rewards: Path, function: str) 
     go_down(rewards)
     for number in range(10):
         write(log, STEPS, answered(f"t{number}", "x", prompt=f"p{number % 3}"))
+    began = time.monotonic()
     with running_worker(log, "--function", f"{rewards}:{function}") as worker:
         wait_for(lambda: calls(rewards) > 20, worker)
+        told = worker.log.read_text().count("waits: no judge")
+        assert 1 <= told <= 1 + (time.monotonic() - began) // TELL_EVERY
         assert not records(log, REWARDED)
-        assert worker.log.read_text().count("waits: no judge") == 1
         come_back(rewards)
         found = wait_for_ends(log, 10, worker)
         assert {end.reward for end in found.values()} == {1.0}
         assert 'reward_retries_total{reward="' + function in worker.get("/metrics")
-    assert not messages(log, DEAD_LETTERS)
+    assert not dead_letters(log)
     assert_rewarded_complete(log)
 
 
@@ -315,7 +320,7 @@ def test_an_outage_holds_reading_up_and_survives_a_kill(log: Connection, rewards
     for _ in range(3):
         with running_worker(log, *options) as worker:
             wait_for_calls(rewards, 2 * at_once, worker)
-            assert at_once <= in_hand(worker) <= at_once + batch
+            assert wait_until_in_hand(worker, at_once) <= at_once + batch
             assert lag(log) >= 2 * count - 3 * (at_once + batch)
             worker.kill()
     assert not records(log, REWARDED)
@@ -328,6 +333,12 @@ def test_an_outage_holds_reading_up_and_survives_a_kill(log: Connection, rewards
 def wait_for_calls(rewards: Path, count: int, worker: RunningWorker) -> None:
     before = calls(rewards)
     wait_for(lambda: calls(rewards) >= before + count, worker)
+
+
+def wait_until_in_hand(worker: RunningWorker, count: int) -> int:
+    """What it tells is true after each of its turns, and it calls functions within one."""
+    wait_for(lambda: in_hand(worker) >= count, worker)
+    return in_hand(worker)
 
 
 def in_hand(worker: RunningWorker) -> int:
@@ -349,7 +360,7 @@ def test_a_function_that_kills_its_process_fails_its_trajectory_only(
     assert (found["before"].reward, found["after"].reward) == (1.0, 1.0)
     assert (found["deadly"].status, found["deadly"].reward) == ("failed", None)
     assert "or died, 2 times" in str(found["deadly"].reason)
-    [letter] = messages(log, DEAD_LETTERS)
+    [letter] = dead_letters(log)
     assert log.codec().decode(letter.value).trajectory_uid == "deadly"  # type: ignore[attr-defined]
     assert_rewarded_complete(log)
 
@@ -368,7 +379,7 @@ def test_a_worker_that_fails_on_everything_stops_before_it_has_spoiled_anything(
             *_, said = worker.log.read_text().splitlines()
         assert said.startswith("steplog: 100 of the last 100 records cannot be used, the last one ")
         assert "because reward fail: ValueError: broken" in said
-    assert not records(log, REWARDED) and not messages(log, DEAD_LETTERS)
+    assert not records(log, REWARDED) and not dead_letters(log)
     come_back(rewards)
     with running_worker(log, *options) as worker:
         settle(log, worker)
@@ -386,7 +397,7 @@ def test_a_few_failures_come_out_although_nothing_else_does(log: Connection, rew
         write(log, STEPS, answered("late", "x"))
         assert wait_for_ends(log, 4, worker)["late"].status == "failed"
     assert_rewarded_complete(log)
-    assert len(messages(log, DEAD_LETTERS)) == 4
+    assert len(dead_letters(log)) == 4
 
 
 def test_a_worker_whose_function_is_gone_stops_and_says_so(log: Connection, rewards: Path) -> None:

@@ -27,12 +27,18 @@ pytestmark = pytest.mark.broker
 
 FUNCTIONS = """
 import time
+from pathlib import Path
+
+scored = 0
 
 def length(trajectory):
     return float(len(trajectory.steps[0].response_ids))
 
-def slowly(trajectory):
-    time.sleep(0.015)
+def halting(trajectory):
+    global scored
+    scored += 1
+    while scored > 150 and Path(__file__).with_name("halt").exists():
+        time.sleep(0.01)
     return 1.0
 
 def picky(trajectory):
@@ -125,8 +131,10 @@ def test_killed_in_the_middle_it_goes_on_and_each_trajectory_is_there_once(
     made = [answered(uid, "x", prompt=f"p{number % 40}") for number, uid in enumerate(uids)]
     write(log, STEPS, [record for trajectory in made for record in trajectory])
     words = [STEPLOG, "replay", "rescore", *reaching(log), "--into", "killed"]
-    words += ["--function", f"{functions}:slowly", "--at-once", "50"]
+    words += ["--function", f"{functions}:halting?timeout_s=1000", "--at-once", "50"]
     topic = "rewarded.killed"
+    halt = functions.with_name("halt")
+    halt.touch()
     process = subprocess.Popen(words, stdout=subprocess.PIPE)
     try:
         wait_for(lambda: topic in find(log) and len(ends(log, topic)) > 60)
@@ -134,6 +142,7 @@ def test_killed_in_the_middle_it_goes_on_and_each_trajectory_is_there_once(
         process.kill()
         process.communicate()
     assert len(ends(log, topic)) < len(uids), "it was over before it was killed"
+    halt.unlink()
     write(log, STEPS, answered("afterwards", "x"))
     again = subprocess.run(words, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr

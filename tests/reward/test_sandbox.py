@@ -26,6 +26,8 @@ in_every_way = pytest.mark.parametrize("network", ["", "namespace", "seccomp"])
 
 Run = Callable[..., Any]
 
+SHORT_S, LONG_S = 2.0, 20.0
+"""What is to run out of time must have begun before, and what ended it must not take for ever."""
 
 probed = cache(sandbox.probe)
 
@@ -153,16 +155,16 @@ while True:
 
 async def test_a_fork_bomb_leaves_nothing(run: Run) -> None:
     before = time.monotonic()
-    finished = await run(BOMB, limit_s=0.5)
-    assert finished.status is None and time.monotonic() - before < 5
+    finished = await run(BOMB, limit_s=SHORT_S)
+    assert finished.status is None and time.monotonic() - before < LONG_S
     assert not is_there(f"/proc/{int(finished.report)}")
 
 
 async def test_its_time_is_limited(run: Run) -> None:
     before = time.monotonic()
-    finished = await run("print('begun', flush=True)\nwhile True: pass", limit_s=0.5)
+    finished = await run("print('begun', flush=True)\nwhile True: pass", limit_s=SHORT_S)
     assert finished == Finished(b"begun\n", "", None)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < LONG_S
 
 
 async def test_a_cancelled_run_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,16 +378,23 @@ async def scored(response: str, tests: Any, **settings: Any) -> Reward:
         ("raise SystemExit(0)", ADD_TESTS, 0, 3),
         ("import sys\nfor n in range(9): print('word', 'test', 'ok')", ADD_TESTS, 0, 3),
         ("def test_mine(): pass", "assert False", 0, 1),
-        # What stops a run keeps what was passed before.
-        ("def f(n):\n    while n: pass", ["f(0)", "f(1)", "f(0)"], 1, 2),
-        ("def f(n):\n    while n: pass", "def test_a(): f(0)\ndef test_b(): f(1)", 1, 1),
         ("x = []\ndef f():\n    x.append(' ' * (1 << 30))", ["f()", "pass"], 1, 1),
     ],
 )
 async def test_solutions(response: str, tests: Any, passed: int, failed: int) -> None:
-    reward = await scored(response, tests, limit_s=1)
+    reward = await scored(response, tests)
     assert (reward.details["passed"], reward.details["failed"]) == (passed, failed), reward
     assert reward.value == passed / (passed + failed)
+
+
+@pytest.mark.parametrize(
+    ("tests", "failed"),
+    [(["f(0)", "f(1)", "f(0)"], 2), ("def test_a(): f(0)\ndef test_b(): f(1)", 1)],
+)
+async def test_what_runs_out_of_time_keeps_what_was_passed_before(tests: Any, failed: int) -> None:
+    reward = await scored("def f(n):\n    while n: pass", tests, limit_s=SHORT_S)
+    assert (reward.details["passed"], reward.details["failed"]) == (1, failed), reward
+    assert reward.details["ended"] == "its time was up"
 
 
 async def test_all_or_nothing() -> None:

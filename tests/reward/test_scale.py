@@ -41,12 +41,16 @@ def rewards(tmp_path: Path) -> Path:
             from reward import Reward
 
             inside = most = 0
+            full = asyncio.Event()
 
             async def judge(trajectory):
                 global inside, most
                 inside += 1
                 most = max(most, inside)
-                await asyncio.sleep(1)
+                if inside == trajectory.metadata["room"]:
+                    full.set()
+                await full.wait()
+                await asyncio.sleep(0.5)  # for those who must not come in
                 inside -= 1
                 return Reward(1.0, details={"most": most})
 
@@ -66,14 +70,16 @@ def rewards(tmp_path: Path) -> Path:
     return file
 
 
-def write_many(log: Connection, count: int, prompts: int = 10) -> None:
-    trajectories = (answered(f"t{n}", "x", prompt=f"p{n % prompts}") for n in range(count))
+def write_many(log: Connection, count: int, prompts: int = 10, **metadata: int) -> None:
+    trajectories = (
+        answered(f"t{n}", "x", prompt=f"p{n % prompts}", metadata=metadata) for n in range(count)
+    )
     write(log, STEPS, [record for records in trajectories for record in records])
 
 
 @pytest.mark.parametrize("at_once", [100, 7])
 def test_judges_run_at_once_as_many_as_may(log: Connection, rewards: Path, at_once: int) -> None:
-    write_many(log, 3 * at_once)
+    write_many(log, 3 * at_once, room=at_once)
     with running_worker(log, "--function", f"{rewards}:judge?at_once={at_once}") as worker:
         found = wait_for_ends(log, 3 * at_once, worker)
     crowds = [json.loads(end.rewards[0].details)["most"] for end in found.values()]

@@ -6,11 +6,18 @@ from pathlib import Path
 import pytest
 
 from pool.connection import Connection
-from pool.topics import DEAD_LETTERS, STEPS, TRAJECTORIES
+from pool.topics import STEPS, TRAJECTORIES
 from schemas import Registration, Step, TrajectoryEnd
-from tests.pool.log import messages, records, write
+from tests.pool.log import records, write
 from tests.pool.records import end, step
-from tests.reward.running import answered, running_worker, steps, wait_for, wait_for_ends
+from tests.reward.running import (
+    answered,
+    dead_letters,
+    running_worker,
+    steps,
+    wait_for,
+    wait_for_ends,
+)
 
 pytestmark = pytest.mark.broker
 
@@ -88,7 +95,7 @@ def test_a_bad_function_fails_its_trajectory_and_no_other(
     assert found["raise"].status == found["nan"].status == "failed"
     assert found["raise"].reason == "reward score: ValueError: cannot read it"
     assert "not finite" in str(found["nan"].reason)
-    letters = messages(log, DEAD_LETTERS)
+    letters = dead_letters(log)
     uids = {log.codec().decode(letter.value).trajectory_uid for letter in letters}  # type: ignore[attr-defined]
     assert uids == {"raise", "nan"}
     headers = dict(letters[0].headers)

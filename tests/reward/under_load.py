@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import threading
 import time
 from collections import Counter, defaultdict
@@ -127,6 +128,15 @@ def lag(connection: Connection) -> int:
 
 def wait_for_assignment(worker: RunningWorker) -> None:
     wait_for(lambda: "assigned [" in worker.log.read_text(), worker)
+
+
+def owned(worker: RunningWorker) -> set[int]:
+    """The partitions that it has, by what it has said."""
+    found: set[int] = set()
+    for what, numbers in re.findall(r"(assigned|gave up) \[([\d, ]+)\]", worker.log.read_text()):
+        places = {int(number) for number in numbers.split(",")}
+        found = found | places if what == "assigned" else found - places
+    return found
 
 
 def wait_for_progress(connection: Connection, count: int, worker: RunningWorker) -> None:

@@ -13,12 +13,14 @@ from confluent_kafka.admin import AdminClient
 
 from pool import topics
 from pool.connection import Connection
+from pool.ends import wait_until_readable
 from pool.ledger import Ledger
+from pool.membership import members
 from pool.topics import LEDGER, POLICY, REWARDED
 from schemas import PolicyVersion
 from tests.pool.log import records
 from tests.trainer.agents import RUN, submit_groups
-from tests.trainer.deciding.deciding import decisions
+from tests.trainer.deciding.deciding import decisions, trained
 from tests.trainer.lives import Life, settings_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -49,6 +51,8 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def versions(log: Connection, phase: str) -> list[tuple[int, int]]:
+    """Also those of a trainer that ended just now."""
+    wait_until_readable(log, POLICY)
     policy = (r for r in records(log, POLICY) if isinstance(r, PolicyVersion))
     return [(r.incarnation, r.version) for r in policy if r.phase == phase]
 
@@ -59,6 +63,7 @@ def test_f8_of_two_trainers_one_works_and_the_other_waits_as_a_spare(
     settings = settings_of(log, tiny_model, tmp_path)
     with living(settings) as first:
         until(lambda: (1, 0) in versions(log, "live"))
+        until(lambda: members(log, f"steplog-trainer-{RUN}") == 1)
         with living(settings) as spare:
             submit_groups(log, ["a", "b"])
             until(lambda: (1, 1) in versions(log, "live"))
@@ -123,11 +128,13 @@ def test_f20_a_trainer_that_was_away_skips_what_is_too_old_and_trains_on(
         for version in (1, 2, 3):
             until(lambda version=version: (2, version) in versions(log, "live"))  # type: ignore[misc]
             submit_groups(log, [f"fresh{version}{n}" for n in "ab"], version=version, incarnation=2)
-        until(lambda: (2, 4) in versions(log, "live"))
-    later = [d for d in decisions(log) if (d.version or 0) > 2]
-    trained = {g.prompt_uid for d in later for g in d.groups if g.verdict == "train"}
-    assert not [name for name in trained if name.startswith("missed")]
-    assert {"fresh3a", "fresh3b"} <= trained
+        until(lambda: {"fresh3a", "fresh3b"} <= trained_after(log, 2))
+    assert not [name for name in trained_after(log, 2) if name.startswith("missed")]
+
+
+def trained_after(log: Connection, version: int) -> set[str]:
+    later = [decision for decision in decisions(log) if (decision.version or 0) > version]
+    return {name for decision in later for name in trained(decision)}
 
 
 def delete_all(log: Connection, topic: str) -> None:

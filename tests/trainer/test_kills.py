@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from pool import topics
 from pool.connection import Connection
+from pool.ends import wait_until_readable
 from pool.ledger import Ledger, group_id
 from pool.topics import LEDGER, POLICY
 from schemas import PolicyVersion
@@ -81,6 +82,7 @@ def test_kills_at_every_gap_lose_nothing_and_train_nothing_twice(
     assert len(trained) == len(set(trained)) == 2 * VERSIONS
     assert [d.version for d in made if d.version is not None] == list(range(1, VERSIONS + 1))
     Ledger(RUN, records(log, LEDGER))  # raises if a group was trained twice
+    wait_until_readable(log, POLICY)
     lives = [
         r for r in records(log, POLICY) if isinstance(r, PolicyVersion) and r.phase == "started"
     ]

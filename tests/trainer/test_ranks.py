@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from pool import topics
 from pool.connection import Connection
+from pool.ends import wait_until_readable
 from pool.topics import LEDGER
 from schemas import Outcome
 from tests.conftest import free_port
@@ -46,6 +47,8 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def outcomes(log: Connection) -> list[Outcome]:
+    """Also those of a trainer that ended just now."""
+    wait_until_readable(log, LEDGER)
     return [record for record in records(log, LEDGER) if isinstance(record, Outcome)]
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from pool.connection import Connection
+from pool.ends import wait_until_readable
 from pool.ledger import trajectory_verdicts
 from pool.reader import read_records
 from pool.topics import LEDGER
@@ -20,6 +21,7 @@ class Summary:
         self.trajectories: Counter[str] = Counter()
         self.version = 0
         self.tokens = 0
+        wait_until_readable(connection, LEDGER)  # its last Decision was committed just now
         asyncio.run(self._read(connection, run))
 
     async def _read(self, connection: Connection, run: str) -> None:

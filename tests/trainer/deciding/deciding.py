@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pool.connection import Connection
+from pool.ends import wait_until_readable
 from pool.groups import Group
 from pool.topics import LEDGER, REWARDED
 from pool.trajectories import Trajectory
@@ -57,6 +58,8 @@ def deciding(
 
 
 def decisions(connection: Connection) -> list[Decision]:
+    """Also what a life has committed with its last breath."""
+    wait_until_readable(connection, LEDGER)
     return [record for record in records(connection, LEDGER) if isinstance(record, Decision)]
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from pool import topics
 from pool.connection import Connection
+from pool.ends import wait_until_readable
 from pool.errors import Fatal, OffsetLost
 from pool.topics import LEDGER, REWARDED
 from schemas import Outcome
@@ -51,6 +52,7 @@ def lived(
     given = settings_of(log, tiny_model, folder, versions=VERSIONS, checkpoint_every=2)
     given |= {"optimiser_steps": 2, "warmup": 3, "seed": 7}
     serve(TrainSettings.model_validate(given))
+    wait_until_readable(log, LEDGER)
     return Lived(log, tiny_model, folder / "checkpoints")
 
 

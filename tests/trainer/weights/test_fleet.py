@@ -17,7 +17,9 @@ from trainer.weights.sync import Synced
 ORDER = ["pause", "join", "start", "update", "finish", "resume"]
 AGAIN = ["pause", "start", "update", "finish", "resume"]
 """In a group that exists already."""
-LIMIT = 0.5
+LIMIT = 1.5
+"""Seconds that a phase may take where one engine hangs: the other must be through with it by then, and
+tell of a broken group as long after."""
 FIRST, SECOND = Version(1, 1), Version(1, 2)
 
 

@@ -12,7 +12,8 @@ from trainer.weights.nccl import Guarded, NcclSender, NcclTransport, NoNccl
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.transport import TransportFailed
 
-QUICK = WeightsSettings(weights_transport="nccl", weights_join_s=0.1)
+JOIN_S = 60.0
+"""Long enough that nothing here ends because of it, unless it is meant to."""
 
 
 class Refusing:
@@ -27,9 +28,12 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.weights.nccl.GRACE_S", 0.1)
 
 
-def joined(monkeypatch: pytest.MonkeyPatch, make: Any, client: Any = None) -> Any:
+def joined(
+    monkeypatch: pytest.MonkeyPatch, make: Any, client: Any = None, join_s: float = JOIN_S
+) -> Any:
     monkeypatch.setattr(NcclTransport, "_make", make)
-    return NcclTransport(QUICK).join(client, [], 1)  # type: ignore[arg-type]
+    settings = WeightsSettings(weights_transport="nccl", weights_join_s=join_s)
+    return NcclTransport(settings).join(client, [], 1)  # type: ignore[arg-type]
 
 
 def test_a_library_that_vllm_cannot_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +45,7 @@ def test_a_library_that_vllm_cannot_use_is_an_error(monkeypatch: pytest.MonkeyPa
 
 def test_a_group_that_does_not_come_together_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransportFailed, match="did not come together in time"):
-        joined(monkeypatch, lambda *_: threading.Event().wait())
+        joined(monkeypatch, lambda *_: threading.Event().wait(), join_s=0.1)
 
 
 def test_an_engine_that_fails_to_join_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +60,7 @@ def test_an_engine_that_fails_to_join_is_noticed_at_once(monkeypatch: pytest.Mon
     started = time.monotonic()
     with pytest.raises(ConnectionError, match="the engine is gone"):
         joined(monkeypatch, make, Refusing())
-    assert time.monotonic() - started < 0.2
+    assert time.monotonic() - started < JOIN_S
 
 
 def test_a_transfer_that_is_ended_tells_the_workers_first() -> None:

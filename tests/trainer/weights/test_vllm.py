@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,21 +105,33 @@ def test_a_call_that_runs_over_the_update_has_a_segment_of_each_version(
 ) -> None:
     weights = trainer.weights(engine)
     weights.sync(Version(2, 1))
-    answers: list[Any] = []
-    sampling = {"max_tokens": 900, "temperature": 1.0, "ignore_eos": True}
-    body = {"token_ids": PROMPT, "sampling_params": sampling, "stream": False}
-    call = threading.Thread(
-        target=lambda: answers.append(engine.post("/inference/v1/generate", body))
-    )
-    call.start()
-    while engine.metric("vllm:generation_tokens_total") == 0 or engine.requests() == 0:
-        assert call.is_alive(), "the call ended before the update"
-    trainer.step()
-    weights.sync(Version(2, 2))
-    call.join()
-    (choice,) = answers[0]["choices"]
-    assert len(choice["token_ids"]) == 900
-    assert [span["version"] for span in choice["weight_versions"]] == ["2.1", "2.2"]
+    over = threading.Event()
+
+    def ask(tokens: int) -> list[list[str]]:
+        """One call after the other; gives the versions of each."""
+        sampling = {"max_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
+        body = {"token_ids": PROMPT, "sampling_params": sampling, "stream": False}
+        versions = []
+        while not over.is_set():
+            (choice,) = engine.post("/inference/v1/generate", body)["choices"]
+            assert len(choice["token_ids"]) == tokens
+            versions.append([span["version"] for span in choice["weight_versions"]])
+        return versions
+
+    before = engine.metric("vllm:generation_tokens_total")
+    with ThreadPoolExecutor() as executor:
+        # Of several lengths: they do not end together, so the update meets one that has begun.
+        calls = [executor.submit(ask, tokens) for tokens in (900, 700, 500)]
+        try:
+            while engine.metric("vllm:generation_tokens_total") == before:
+                assert not any(call.done() for call in calls)
+            trainer.step()
+            weights.sync(Version(2, 2))
+        finally:
+            over.set()
+    seen = [versions for call in calls for versions in call.result()]
+    assert ["2.1", "2.2"] in seen
+    assert all(versions in (["2.1"], ["2.1", "2.2"], ["2.2"]) for versions in seen)
     assert trainer.compare(engine).max < CLOSE
     weights.close()
 
