@@ -33,7 +33,7 @@ from trainer.learner import Learner
 from trainer.life import Life
 from trainer.loop import Loop
 from trainer.model.settings import LearnerSettings
-from trainer.model.sharding import join
+from trainer.model.sharding import Ranks, join, leave
 from trainer.offline.beginning import begin, check_live
 from trainer.offline.decider import OfflineDecider
 from trainer.offline.life import OfflineLife, alone
@@ -42,8 +42,8 @@ from trainer.orders import Orders
 from trainer.progress.status import Progress, open_progress
 from trainer.settings import TrainSettings, part
 from trainer.training import Training
+from trainer.weights import lockstep
 from trainer.weights.fleet import Weights
-from trainer.weights.lockstep import Alone, Ranks
 from trainer.weights.settings import WeightsSettings
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,12 @@ def serve(settings: TrainSettings, probe: Probe = lambda stage: None) -> str | N
         raise Fatal(f"model {settings.model} is no Hugging Face folder: it has no config.json")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    ranks = join()
+    told = _serve(settings, join(), probe)
+    leave()
+    return told
+
+
+def _serve(settings: TrainSettings, ranks: Ranks, probe: Probe) -> str | None:
     orders = Orders(ranks)
     if ranks.rank > 0:
         _follow(settings, orders)
@@ -186,7 +191,7 @@ def _about(loss: LossSettings, learning: LearnerSettings) -> dict[str, Any]:
 def _weights(settings: TrainSettings, learner: Learner) -> Weights:
     chosen = part(settings, WeightsSettings)
     dtype = getattr(torch, settings.weights_dtype) if settings.weights_dtype else learner.dtype
-    ranks = Ranks() if learner.ranks.world > 1 else Alone()
+    ranks = lockstep.Ranks() if learner.ranks.world > 1 else lockstep.Alone()
     return Weights(chosen, learner.weights(dtype), ranks=ranks)
 
 

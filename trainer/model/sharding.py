@@ -56,6 +56,13 @@ def join() -> Ranks:
     return Ranks()
 
 
+def leave() -> None:
+    """At a good end. A thread of the group may still be putting tensors away, for which it needs the
+    interpreter: one that ends meanwhile aborts the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def device_of_rank() -> Any:
     if not torch.cuda.is_available():
         return torch.device("cpu")
