@@ -79,6 +79,7 @@ def read(broker: Broker, count: int) -> list[bytes | None]:
     return [record.value() for record in records]
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_data_survive_stop_kill_and_a_change_of_port(own: Broker, place: Path, port: int) -> None:
     write(own, b"1")
