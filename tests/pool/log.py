@@ -7,6 +7,7 @@ from typing import TypeVar
 from aiokafka import ConsumerRecord
 
 from pool.connection import Connection
+from pool.ends import wait_until_readable
 from pool.producer import Producer
 from pool.reader import open_topic
 from schemas import Feedback, Position, Record, Step, StepNote, TrajectoryEnd
@@ -42,6 +43,12 @@ async def _messages(connection: Connection, topic: str) -> list[ConsumerRecord]:
 def records(connection: Connection, topic: str) -> list[Record]:
     codec = connection.codec()
     return [codec.decode(message.value) for message in messages(connection, topic)]
+
+
+def committed(connection: Connection, topic: str) -> list[Record]:
+    """Also what a process that ended just now has committed last."""
+    wait_until_readable(connection, topic)
+    return records(connection, topic)
 
 
 def identity(record: Record) -> str:

@@ -13,12 +13,11 @@ from confluent_kafka.admin import AdminClient
 
 from pool import topics
 from pool.connection import Connection
-from pool.ends import wait_until_readable
 from pool.ledger import Ledger
 from pool.membership import members
 from pool.topics import LEDGER, POLICY, REWARDED
 from schemas import PolicyVersion
-from tests.pool.log import records
+from tests.pool.log import committed, records
 from tests.trainer.agents import RUN, submit_groups
 from tests.trainer.deciding.deciding import decisions, trained
 from tests.trainer.lives import Life, settings_of
@@ -51,9 +50,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def versions(log: Connection, phase: str) -> list[tuple[int, int]]:
-    """Also those of a trainer that ended just now."""
-    wait_until_readable(log, POLICY)
-    policy = (r for r in records(log, POLICY) if isinstance(r, PolicyVersion))
+    policy = (r for r in committed(log, POLICY) if isinstance(r, PolicyVersion))
     return [(r.incarnation, r.version) for r in policy if r.phase == phase]
 
 

@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 
 from pool import topics
 from pool.connection import Connection
-from pool.ends import wait_until_readable
 from pool.topics import LEDGER
 from schemas import Outcome
 from tests.conftest import free_port
-from tests.pool.log import records
+from tests.pool.log import committed
 from tests.trainer.agents import RUN, submit_groups
 from tests.trainer.lives import Life, settings_of
 
@@ -47,9 +46,7 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def outcomes(log: Connection) -> list[Outcome]:
-    """Also those of a trainer that ended just now."""
-    wait_until_readable(log, LEDGER)
-    return [record for record in records(log, LEDGER) if isinstance(record, Outcome)]
+    return [record for record in committed(log, LEDGER) if isinstance(record, Outcome)]
 
 
 def test_two_ranks_make_the_weights_that_one_process_makes(

@@ -10,13 +10,12 @@ import pytest
 
 from pool import topics, tracing
 from pool.connection import Connection
-from pool.ends import wait_until_readable
 from pool.errors import Fatal
 from pool.producer import Producer
 from pool.topics import LEDGER, POLICY, REWARDED
 from pool.trajectories import annotated
 from schemas import Decision, Outcome, PolicyVersion, Position, Record, TrajectoryEnd
-from tests.pool.log import key_of, records, write
+from tests.pool.log import committed, key_of, write
 from tests.telemetry.collector import Collector, running_collector
 from tests.trainer.agents import RUN, group, submit_groups
 from tests.trainer.data.test_scored import posted
@@ -33,12 +32,6 @@ def log(connection: Connection) -> Connection:
     return connection
 
 
-def left(log: Connection, topic: str) -> list[Record]:
-    """By a trainer that ended just now: also what it committed last."""
-    wait_until_readable(log, topic)
-    return records(log, topic)
-
-
 def test_versions_are_made_opened_and_live_in_order(
     log: Connection, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -48,13 +41,13 @@ def test_versions_are_made_opened_and_live_in_order(
     given["versions"] = 3
     serve(TrainSettings.model_validate(given))
 
-    policy = [r for r in left(log, POLICY) if isinstance(r, PolicyVersion)]
+    policy = [r for r in committed(log, POLICY) if isinstance(r, PolicyVersion)]
     told = [(r.incarnation, r.version, r.phase) for r in policy]
     one = [(1, 0, "started")] + [(1, v, p) for v in (0, 1, 2) for p in ("opened", "live")]
     two = [(2, 2, "started")] + [(2, v, p) for v in (2, 3) for p in ("opened", "live")]
     assert told == one + two
 
-    ledger = left(log, LEDGER)
+    ledger = committed(log, LEDGER)
     decided = [r for r in ledger if isinstance(r, Decision) and r.version is not None]
     outcomes = [r for r in ledger if isinstance(r, Outcome)]
     assert [d.version for d in decided] == [o.version for o in outcomes] == [1, 2, 3]
@@ -77,7 +70,7 @@ def test_posted_groups_are_trained_beside_those_of_agents(
     serve(TrainSettings.model_validate(given))
     shutil.rmtree(tmp_path / "checkpoints")
     serve(TrainSettings.model_validate(given))
-    ledger = left(log, LEDGER)
+    ledger = committed(log, LEDGER)
     (decided,) = [r for r in ledger if isinstance(r, Decision) and r.version is not None]
     assert {group.prompt_uid: group.verdict for group in decided.groups} == {
         "p0": "train",

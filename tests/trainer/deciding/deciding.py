@@ -5,12 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from pool.connection import Connection
-from pool.ends import wait_until_readable
 from pool.groups import Group
 from pool.topics import LEDGER, REWARDED
 from pool.trajectories import Trajectory
 from schemas import Decision
-from tests.pool.log import records
+from tests.pool.log import committed
 from tests.trainer.agents import RUN
 from trainer.deciding.decider import Decider
 from trainer.deciding.judging import Judge
@@ -58,9 +57,7 @@ def deciding(
 
 
 def decisions(connection: Connection) -> list[Decision]:
-    """Also what a life has committed with its last breath."""
-    wait_until_readable(connection, LEDGER)
-    return [record for record in records(connection, LEDGER) if isinstance(record, Decision)]
+    return [record for record in committed(connection, LEDGER) if isinstance(record, Decision)]
 
 
 def trained(decision: Decision) -> list[str]:

@@ -9,12 +9,11 @@ from pydantic import ValidationError
 
 from pool import topics
 from pool.connection import Connection
-from pool.ends import wait_until_readable
 from pool.errors import Fatal
 from pool.ledger import Ledger
 from pool.topics import LEDGER, POLICY
 from schemas import Outcome, PolicyVersion
-from tests.pool.log import records
+from tests.pool.log import committed, records
 from tests.trainer.agents import submit_groups
 from tests.trainer.lives import settings_of
 from tests.trainer.offline.history import AGAIN, offline
@@ -35,8 +34,7 @@ def test_a_range_is_trained_to_its_end_without_a_group_and_without_engines(
     assert "5 train, 1 no_variance" in said and "20 train, 4 no_variance" in said
     assert f"steplog export --run again --checkpoints {tmp_path / 'checkpoints'}" in said
 
-    wait_until_readable(connection, POLICY)
-    policy = [r for r in records(connection, POLICY) if isinstance(r, PolicyVersion)]
+    policy = [r for r in committed(connection, POLICY) if isinstance(r, PolicyVersion)]
     phases = [("started", 0)] + [(p, v) for v in range(4) for p in ("opened", "live")]
     assert [(r.phase, r.version) for r in policy] == phases
     outcomes = [r for r in records(connection, LEDGER) if isinstance(r, Outcome)]
