@@ -32,6 +32,8 @@ POST_SHAPES = {(4, 64): 4000, (8, 512): 400, (8, 2048): 96}
 """Sequences and tokens of a group, and how many are posted."""
 WARM_UP = 4
 """So many times fewer are posted first: a server runs for days."""
+ALONE = 400
+"""Posts of a client that has nobody beside it."""
 LISTED = 16
 """Small groups in one post of a list."""
 DEPTHS = (0, 1_000, 10_000)
@@ -99,6 +101,8 @@ async def _compare(sides: list[Side]) -> None:
                     sides,
                     lambda side, body=body, count=count: _posts(session, side, body, count),  # type: ignore[misc]
                 )
+        alone = partial(_posts, session, body=_body(4, 64), count=ALONE, clients=1)
+        await _show("4 x 64 tokens, one client", sides, alone)
         await _show(f"a list of {LISTED} x (4 x 64), for each", sides, partial(_lists, session))
         print("\nGET /batch, 64 sequences of 2,048 tokens, already formed")
         for encoding in ("identity", "gzip"):
@@ -176,19 +180,26 @@ async def _begin(
 
 
 async def _fill(
-    session: aiohttp.ClientSession, side: Side, body: bytes, count: int, path: str = "/scored_data"
+    session: aiohttp.ClientSession,
+    side: Side,
+    body: bytes,
+    count: int,
+    path: str = "/scored_data",
+    clients: int = CLIENTS,
 ) -> None:
     async def client(share: int) -> None:
         for _ in range(share):
             await _post(session, side, path, body)
 
-    await asyncio.gather(*(client(count // CLIENTS) for _ in range(CLIENTS)))
+    await asyncio.gather(*(client(count // clients) for _ in range(clients)))
 
 
-async def _posts(session: aiohttp.ClientSession, side: Side, body: bytes, count: int) -> Spent:
+async def _posts(
+    session: aiohttp.ClientSession, side: Side, body: bytes, count: int, clients: int = CLIENTS
+) -> Spent:
     await _begin(session, side, 1_000_000)
-    await _fill(session, side, body, count // WARM_UP)
-    return await _spend(side, _fill(session, side, body, count), count)
+    await _fill(session, side, body, count // WARM_UP, clients=clients)
+    return await _spend(side, _fill(session, side, body, count, clients=clients), count)
 
 
 async def _lists(session: aiohttp.ClientSession, side: Side) -> Spent:

@@ -101,6 +101,10 @@ class Producer:
 
     async def send(self, topic: str, key: str, record: Record, headers: Headers = ()) -> Position:
         """Appends the record to one of our topics; gives its place once the broker has it."""
+        return await self._deliver(self.output(topic, key, record, headers))
+
+    def output(self, topic: str, key: str, record: Record, headers: Headers = ()) -> Output:
+        """What would be sent; nothing is."""
         name = self._connection.topic_name(topic)
         value = self._codec.encode(record, name)
         if len(value) > MAX_RECORD_BYTES:
@@ -109,15 +113,14 @@ class Producer:
                 f"{MAX_RECORD_BYTES:,} are the limit; "
                 "send a long prompt as a delta of an earlier Step"
             )
-        output = Output(name, key, value, headers)
-        acknowledged: asyncio.Future[Position] = self._loop.create_future()
-        await self._hand_over(output, acknowledged)
-        return await acknowledged
+        return Output(name, key, value, headers)
 
-    async def _hand_over(self, output: Output, acknowledged: "asyncio.Future[Position]") -> None:
+    async def _deliver(self, output: Output) -> Position:
+        acknowledged: asyncio.Future[Position] = self._loop.create_future()
         # Who waits for room already must not be overtaken; between two turns the lock is free.
         if self._waiting or not self._produce(output, acknowledged):
             await self._wait_for_room(output, acknowledged)
+        return await acknowledged
 
     async def _wait_for_room(
         self, output: Output, acknowledged: "asyncio.Future[Position]"
@@ -154,12 +157,17 @@ class Producer:
         except KafkaException as error:
             raise self._refusal(error.args[0]) from error
         self._in_flight += 1
-        self._expect()
+        if self._poller is None:
+            self._poller = self._loop.call_later(POLL_EVERY, self._poll)
         return True
 
     def _acknowledge(
-        self, acknowledged: "asyncio.Future[Position]", error: KafkaError | None, message: Message
+        self,
+        acknowledged: "asyncio.Future[Position]",
+        error: KafkaError | None,
+        message: Message | None,
     ) -> None:
+        """`message` is None only where there is an error."""
         self._in_flight -= 1
         self._room.set()
         if acknowledged.done():
@@ -167,12 +175,9 @@ class Producer:
         if error is not None:
             acknowledged.set_exception(self._refusal(error))
             return
+        assert message is not None
         place = Position(partition=message.partition() or 0, offset=message.offset() or 0)
         acknowledged.set_result(place)
-
-    def _expect(self) -> None:
-        if self._poller is None:
-            self._poller = self._loop.call_later(POLL_EVERY, self._poll)
 
     def _poll(self) -> None:
         """Takes the acknowledgements that have come, and goes on while more are expected."""
@@ -180,7 +185,7 @@ class Producer:
         self._poller = self._loop.call_later(POLL_EVERY, self._poll) if self._in_flight else None
 
     def _refusal(self, error: KafkaError) -> PoolError:
-        if error.fatal():
+        if error.fatal() or error.code() == KafkaError._FATAL:
             return Fatal(f"the producer cannot go on: {error.str()}")
         if error.code() in (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART):
             return TopicMismatch(

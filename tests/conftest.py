@@ -5,9 +5,11 @@ import random
 import select
 import signal
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,22 @@ def kill_and_wait(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     assert select.select([process], [], [], 60)[0]
     os.close(process)
+
+
+def pause_and_wait(pid: int) -> None:
+    """The threads of a process stop one after the other; until then, one of them may still answer."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 60
+    while any(not _is_stopped(thread) for thread in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def _is_stopped(thread: Path) -> bool:
+    """The state follows the name, which is in brackets and may be anything."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return True  # it has ended
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,10 +22,11 @@ from gateway.atropos.retries import Delivery, Retries
 from gateway.atropos.state import State
 from gateway.atropos.turns import Turns
 from gateway.atropos.wire import Posted
+from pool.convoys import Acknowledged, Convoys
 from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge
-from pool.producer import Producer
+from pool.producer import Output
 from pool.topics import ATROPOS, REWARDED
-from schemas import AtroposEvent, Position, Record, ScoredGroup
+from schemas import AtroposEvent, Position, ScoredGroup
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ SNAPSHOT_EVERY = 200
 class Log:
     def __init__(
         self,
-        producer: Producer,
+        producer: Convoys,
         run: str,
         owner: str,
         state: State,
@@ -56,14 +57,12 @@ class Log:
         self._told = 0
         """Up to where records say that answers were sent."""
         self._last_group = 0
-        self._pending: dict[int, float] = {}
         self._broken = asyncio.Event()
 
     @property
     def stalled_s(self) -> float:
         """How long the oldest record has waited for its acknowledgement."""
-        oldest = next(iter(self._pending.values()), None)
-        return 0.0 if oldest is None else time.monotonic() - oldest
+        return self._turns.longest_s
 
     @property
     def newest(self) -> int:
@@ -75,50 +74,55 @@ class Log:
         """Whether the log knows of every answer that was sent."""
         return self._told >= self._retries.settled(self._last_group)
 
-    async def post(self, posted: Posted, delivery: Delivery) -> int | None:
-        """Takes a group in; gives what `State.take_in` gives."""
+    async def post(
+        self, posted: Sequence[Posted], deliveries: Sequence[Delivery]
+    ) -> list[int | None]:
+        """Takes groups in, all of them or none; gives for each what `State.take_in` gives."""
+        try:
+            return await self._take_in([self._named(one) for one in posted], deliveries)
+        except RecordTooLarge:
+            self._retries.forget(deliveries)
+            raise
 
-        def number(sequence: int) -> None:
-            self._last_group = sequence
-            self._retries.number(delivery, sequence)
-
-        fields = {
+    def _named(self, posted: Posted) -> dict[str, Any]:
+        return {
             "group_uid": os.urandom(16).hex(),
             "prompt_uid": self._neighbours.draw(),
             "fingerprint": posted.fingerprint,
             **posted.content,
         }
-        try:
-            return await self._take_in(fields, number)
-        except RecordTooLarge:
-            self._retries.forget(delivery)
-            raise
 
     async def assemble(self, fields: dict[str, Any]) -> None:
         """Takes a group of agents in; nobody waits for an answer."""
-        await self._take_in(fields, lambda sequence: None)
+        await self._take_in([fields], ())
 
-    async def _take_in(self, fields: dict[str, Any], number: Callable[[int], None]) -> int | None:
-        async def write(sequence: int) -> tuple[ScoredGroup, Position]:
-            number(sequence)
-            record = ScoredGroup(
-                run=self._run,
-                sequence=sequence,
-                created_at=_now(),
-                settled=self._settled(sequence),
-                **fields,
-            )
-            return record, await self._send(REWARDED, record.prompt_uid, sequence, record)
-
-        def finish(written: tuple[ScoredGroup, Position]) -> int | None:
-            return self._state.take_in(group_of(*written))
-
-        return await self._turns.take(write, finish)
+    async def _take_in(
+        self, contents: Sequence[dict[str, Any]], deliveries: Sequence[Delivery]
+    ) -> list[int | None]:
+        first = self._turns.begin(len(contents))
+        try:
+            if deliveries:
+                self._last_group = self._turns.last
+                self._retries.number(deliveries, first)
+            settled, now = self._settled(first), _now()
+            records = [
+                ScoredGroup(run=self._run, sequence=n, created_at=now, settled=settled, **fields)
+                for n, fields in enumerate(contents, first)
+            ]
+            outputs = [self._producer.output(REWARDED, r.prompt_uid, r) for r in records]
+            places = await self._send(outputs)
+            await self._turns.come(first)
+            return [
+                self._state.take_in(group_of(*one)) for one in zip(records, places, strict=True)
+            ]
+        finally:
+            self._turns.end(first)
 
     async def happen(self, event: AnyEvent, result: Callable[[], R]) -> R:
         """Applies an event; `result` is looked at in the same moment, before anything else."""
-
-        async def write(sequence: int) -> int:
+        sequence = self._turns.begin()
+        self._events_under_way += 1
+        try:
             record = AtroposEvent(
                 run=self._run,
                 sequence=sequence,
@@ -126,17 +130,12 @@ class Log:
                 settled=self._settled(sequence),
                 created_at=_now(),
             )
-            await self._send(ATROPOS, self._run, sequence, record)
-            return sequence
-
-        def finish(sequence: int) -> R:
+            await self._send([self._producer.output(ATROPOS, self._run, record)])
+            await self._turns.come(sequence)
             self._state.apply(sequence, event)
-            return result()
-
-        self._events_under_way += 1
-        try:
-            answer = await self._turns.take(write, finish)
+            answer = result()
         finally:
+            self._turns.end(sequence)
             self._events_under_way -= 1
         self._events_since_snapshot += 1
         if self._events_since_snapshot >= SNAPSHOT_EVERY and not self._events_under_way:
@@ -159,23 +158,23 @@ class Log:
         self._told = self._retries.settled(sequence - 1)
         return self._told
 
-    async def _send(self, topic: str, key: str, sequence: int, record: Record) -> Position:
-        self._pending[sequence] = time.monotonic()
+    async def _send(self, outputs: Sequence[Output]) -> list[Position]:
+        """All at the same time; where each of them lies."""
+        sent = [self._producer.submit(output) for output in outputs]
         try:
-            while True:
-                try:
-                    return await self._producer.send(topic, key, record)
-                except BrokerUnavailable as error:
-                    log.warning("sending %s again: %s", _name(record), error)
-                except Fatal:
-                    self._broken.set()
-                    raise
-        finally:
-            del self._pending[sequence]
+            return [await self._arrived(*one) for one in zip(outputs, sent, strict=True)]
+        except Fatal:
+            asyncio.gather(*sent, return_exceptions=True)  # the others fail for the same reason
+            self._broken.set()
+            raise
 
-
-def _name(record: Any) -> str:
-    return f"{type(record).__name__} {record.sequence}"
+    async def _arrived(self, output: Output, acknowledged: Acknowledged) -> Position:
+        while True:
+            try:
+                return await acknowledged
+            except BrokerUnavailable as error:
+                log.warning("sending to %s again: %s", output.topic, error)
+                acknowledged = self._producer.submit(output)
 
 
 def _now() -> int:

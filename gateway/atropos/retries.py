@@ -69,16 +69,18 @@ class Retries:
         self._under_way.setdefault(fingerprint, []).append(delivery)
         return delivery
 
-    def number(self, delivery: Delivery, sequence: int) -> None:
-        """The group is written under this number."""
-        delivery.sequence = sequence
-        self._unsettled[sequence] = delivery
+    def number(self, deliveries: Sequence[Delivery], first: int) -> None:
+        """The groups are written under the numbers from the first one on."""
+        for sequence, delivery in enumerate(deliveries, first):
+            delivery.sequence = sequence
+            self._unsettled[sequence] = delivery
 
-    def forget(self, delivery: Delivery) -> None:
-        """The log did not take the group."""
-        assert delivery.sequence is not None
-        del self._unsettled[delivery.sequence]
-        delivery.sequence = None
+    def forget(self, deliveries: Sequence[Delivery]) -> None:
+        """The log did not take the groups."""
+        for delivery in deliveries:
+            assert delivery.sequence is not None
+            del self._unsettled[delivery.sequence]
+            delivery.sequence = None
 
     def settle(self, deliveries: Collection[Delivery], sent: bool) -> None:
         """The post was answered, or its client was gone."""

@@ -131,23 +131,24 @@ class Server:
     ) -> list[int | None]:
         """Takes groups in, without those that the log has already; for each, the size of its buffer
         or None. All of them are refused when there is no room."""
-        new = sum(delivery.sequence is None for delivery in deliveries)
-        if new and self._max_queue is not None:
-            self._check_room(groups, self._max_queue)
-        self._coming += new
-        try:
-            if len(groups) == 1:
-                return [await self._take_in(groups[0], deliveries[0])]
-            return await asyncio.gather(*map(self._take_in, groups, deliveries))
-        finally:
-            self._coming -= new
+        for group in groups:
+            if group.env_id is not None:
+                self._hear(group.env_id)
+        new = [n for n, delivery in enumerate(deliveries) if delivery.sequence is None]
+        if len(new) < len(groups):
+            metrics.retries.inc(len(groups) - len(new))
+        taken = await self._take_in([groups[n] for n in new], [deliveries[n] for n in new])
+        sizes = dict(zip(new, taken, strict=True))
+        return [
+            sizes[n] if n in sizes else self._as_answered(group) for n, group in enumerate(groups)
+        ]
 
     def _check_room(self, groups: Sequence[Posted], most: int) -> None:
         """What waits in a buffer may be what completes the next batch, so it does not count with the
         queue; a buffer that is as long by itself never sums up."""
         state = self.state
         formed = sum(len(batch) for batch in state.unhanded.values())
-        envs = {posted.content.get("env_id") for posted in groups}
+        envs = {posted.env_id for posted in groups}
         buffers = (buffer for env_id, buffer in state.buffers.items() if env_id in envs)
         fullest = max((len(buffer.groups) for buffer in buffers), default=0)
         waiting = max(len(state.queue) + formed + self._coming, fullest)
@@ -157,24 +158,28 @@ class Server:
                 f"{waiting} groups wait for the trainer, and --max-queue is {most}; try again later"
             )
 
-    async def _take_in(self, posted: Posted, delivery: Delivery) -> int | None:
-        env_id: int | None = posted.content.get("env_id")
-        if env_id is not None:
-            self._hear(env_id)
-        if delivery.sequence is not None:
-            metrics.retries.inc()
-            return self._as_answered(posted, env_id)
-        buffered = await self.log.post(posted, delivery)
-        metrics.groups.inc()
-        metrics.sequences.inc(len(posted.content["tokens"]))
-        return buffered
+    async def _take_in(
+        self, groups: Sequence[Posted], deliveries: Sequence[Delivery]
+    ) -> list[int | None]:
+        if not groups:
+            return []
+        if self._max_queue is not None:
+            self._check_room(groups, self._max_queue)
+        self._coming += len(groups)
+        try:
+            sizes = await self.log.post(groups, deliveries)
+        finally:
+            self._coming -= len(groups)
+        metrics.groups.inc(len(groups))
+        metrics.sequences.inc(sum(group.size for group in groups))
+        return sizes
 
-    def _as_answered(self, posted: Posted, env_id: int | None) -> int | None:
+    def _as_answered(self, posted: Posted) -> int | None:
         """What a group that is here already would be told."""
-        env = None if env_id is None else self.state.env(env_id)
-        if env is None or env_id is None or env.group_size == len(posted.content["tokens"]):
+        env = None if posted.env_id is None else self.state.env(posted.env_id)
+        if env is None or posted.env_id is None or env.group_size == posted.size:
             return None
-        buffer = self.state.buffers.get(env_id)
+        buffer = self.state.buffers.get(posted.env_id)
         return buffer.sequences if buffer else 0
 
     async def batch(self) -> tuple[int, list[Group]] | None:

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 """Connections that wait while no server is there."""
-LINGER_MS = 2
 RETRY_AFTER = 1.0
 STALLED_AFTER = 3.0
 """Seconds that a record waits for its acknowledgement until we say that we are not ready."""
@@ -101,7 +100,7 @@ async def _open_parts(
         name = settings.topic_name(topic)
         await asyncio.to_thread(codec.prepare, name, TOPICS[topic].records)
     async with (
-        Convoys(settings, codec, linger_ms=LINGER_MS, compression_level=1) as producer,
+        Convoys(settings, codec, compression_level=1) as producer,
         _open_topics(settings, ATROPOS, REWARDED) as (events, rewarded),
     ):
         rebuild = Rebuild(events, rewarded, producer, codec, settings.run)

@@ -1,33 +1,45 @@
 """What was begun in one order is finished in it, however long each part takes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
-
-T = TypeVar("T")
-R = TypeVar("R")
+import time
 
 
 class Turns:
-    """Numbers, and for each of them a turn that comes after those of all lower ones."""
+    """Numbers, and for whoever takes some of them a turn: it comes when all lower ones have ended."""
 
     def __init__(self, last: int) -> None:
         self.last = last
         """The highest number that was given out."""
-        self._loop = asyncio.get_running_loop()
-        self._newest: asyncio.Future[None] | None = None
+        self._began: dict[int, float] = {}
+        """Turns under way by their first number, the lowest first."""
+        self._waiting: dict[int, asyncio.Future[None]] = {}
 
-    async def take(self, prepare: Callable[[int], Awaitable[T]], finish: Callable[[T], R]) -> R:
-        """Prepares at once, under the next number; finishes when all before it are through."""
-        self.last += 1
-        before, done = self._newest, self._loop.create_future()
-        self._newest = done
+    @property
+    def longest_s(self) -> float:
+        """How long the oldest turn has been under way."""
+        oldest = next(iter(self._began.values()), None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
+
+    def begin(self, count: int = 1) -> int:
+        """Gives so many numbers out; the first of them names the turn."""
+        first = self.last + 1
+        self.last += count
+        self._began[first] = time.monotonic()
+        return first
+
+    async def come(self, first: int) -> None:
+        """Returns when the turn is there."""
+        if first == next(iter(self._began)):
+            return
+        turn = self._waiting[first] = asyncio.get_running_loop().create_future()
         try:
-            try:
-                prepared = await prepare(self.last)
-            finally:
-                if before is not None and not before.done():
-                    await asyncio.shield(before)
-            return finish(prepared)
+            await turn
         finally:
-            done.set_result(None)
+            del self._waiting[first]
+
+    def end(self, first: int) -> None:
+        """Also of a turn that has not come."""
+        del self._began[first]
+        turn = self._waiting.get(next(iter(self._began), first))
+        if turn is not None and not turn.done():
+            turn.set_result(None)

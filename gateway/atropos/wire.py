@@ -49,6 +49,16 @@ class Posted(NamedTuple):
     content: dict[str, Any]
     fingerprint: bytes
 
+    @property
+    def env_id(self) -> int | None:
+        found: int | None = self.content.get("env_id")
+        return found
+
+    @property
+    def size(self) -> int:
+        """Sequences of tokens in it."""
+        return len(self.content["tokens"])
+
 
 class NotPlain(Exception):
     """A body that is not what stock clients send: it needs a closer look, and may still be right."""

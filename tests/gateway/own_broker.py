@@ -1,7 +1,6 @@
 """A broker for one test file, that may be killed, stopped and cut off. What is produced to it goes
 through a proxy: its advertised address is the proxy's."""
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from pool.connection import Connection
 from steplog import kafka_directory, kafka_jars
 from steplog.kafka_directory import HOST, PROPERTIES
-from tests.conftest import free_port
+from tests.conftest import free_port, pause_and_wait
 from tests.gateway.tcp_proxy import Proxy, running_proxy
 
 CLUSTER = "AAAAAAAAAAAAAAAAAAAAAg"
@@ -45,14 +44,12 @@ class OwnBroker:
             self._process.wait()
 
     def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        pause_and_wait(self._process.pid)
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        os.kill(self._process.pid, number)
+        self._process.send_signal(signal.SIGCONT)
 
     def connection(self, prefix: str) -> Connection:
         """For the gateway: through the proxy."""

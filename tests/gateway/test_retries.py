@@ -195,8 +195,8 @@ def test_a_client_that_gave_up_leaves_one_step(
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
 ) -> None:
     """The public original stored three."""
-    stub.script([said("slow", delay=2.0)])
-    client = gateway.openai(uid, prompt_uid, max_retries=1, timeout=0.15)
+    stub.script([said("slow", delay=4.0)])
+    client = gateway.openai(uid, prompt_uid, max_retries=1, timeout=1.0)
     with pytest.raises(openai.APITimeoutError):
         client.chat.completions.create(model="", messages=HELLO)
     eventually(lambda: notes(gateway, uid))

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from pool import topics
+from pool import convoys, topics
 from pool.connection import Connection
 from pool.convoys import LARGEST, Convoys
-from pool.errors import Fatal
+from pool.errors import BrokerUnavailable, Fatal
 from pool.reader import open_topic
 from pool.topics import REWARDED
 from schemas import Codec, Position
@@ -34,7 +34,7 @@ def send_all(producer: Convoys) -> list["asyncio.Task[Position]"]:
 
 
 async def test_records_that_come_together_are_in_the_log_in_their_order(log: Connection) -> None:
-    async with Convoys(log, CODEC, linger_ms=1) as producer:
+    async with Convoys(log, CODEC) as producer:
         places = await asyncio.gather(*send_all(producer))
     assert places == [
         Position(partition=places[0].partition, offset=offset) for offset in range(MANY)
@@ -46,21 +46,41 @@ async def test_records_that_come_together_are_in_the_log_in_their_order(log: Con
     assert written == [step(str(index), index=index) for index in range(MANY)]
 
 
-async def test_a_record_that_finds_no_convoy_under_way_leaves_however_late_it_is(
-    log: Connection,
+async def test_one_who_sends_alone_waits_for_nobody(
+    log: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No time to board at all is what a process has that is kept from running for a moment."""
-    producer = Convoys(log, CODEC, linger_ms=0)
-    async with asyncio.timeout(30):
+    monkeypatch.setattr(convoys, "BOARDING_S", 3600.0)
+    async with asyncio.timeout(30), Convoys(log, CODEC) as producer:
         for number in range(3):
             await producer.send(REWARDED, "p", step(str(number)))
-    await producer.close()
+
+
+async def test_a_convoy_does_not_wait_long_for_those_who_do_not_send_again(
+    log: Connection,
+) -> None:
+    async with asyncio.timeout(30), Convoys(log, CODEC) as producer:
+        await asyncio.gather(*send_all(producer))
+        for number in range(3):
+            await producer.send(REWARDED, "p", step(f"alone {number}"))
+
+
+async def test_records_that_the_client_refuses_fail_and_hold_nobody_up(log: Connection) -> None:
+    room = LARGEST // 2
+    async with (
+        asyncio.timeout(30),
+        Convoys(log, CODEC, queue_buffering_max_messages=room) as producer,
+    ):
+        answers = await asyncio.gather(*send_all(producer), return_exceptions=True)
+        refused = [one for one in answers if isinstance(one, BrokerUnavailable)]
+        assert refused
+        assert sum(isinstance(one, Position) for one in answers) == MANY - len(refused) >= room
+        await producer.send(REWARDED, "p", step("later"))
 
 
 async def test_those_that_wait_for_a_convoy_are_sent_before_the_producer_closes(
     log: Connection,
 ) -> None:
-    producer = Convoys(log, CODEC, linger_ms=1)
+    producer = Convoys(log, CODEC)
     sending = send_all(producer)
     await asyncio.sleep(0)  # they begin
     await producer.close()
@@ -70,7 +90,7 @@ async def test_those_that_wait_for_a_convoy_are_sent_before_the_producer_closes(
 
 
 async def test_one_that_is_cancelled_while_it_waits_holds_nobody_up(log: Connection) -> None:
-    async with Convoys(log, CODEC, linger_ms=1) as producer:
+    async with Convoys(log, CODEC) as producer:
         sending = send_all(producer)
         await asyncio.sleep(0)  # they begin
         sending[-2].cancel()

@@ -17,6 +17,7 @@ from pool.producer import Producer, producer_options
 from pool.topics import STEPS
 from schemas import Codec, Position, Record
 from steplog import local_kafka
+from tests.conftest import pause_and_wait
 from tests.pool.records import step
 
 pytestmark = pytest.mark.broker
@@ -161,7 +162,7 @@ async def test_it_survives_a_broker_that_pauses(log: Connection, kafka: local_ka
     seen = Seen()
     async with Producer(log, CODEC) as producer, following(log, seen) as follower:
         await write(producer, "before")
-        os.kill(kafka.pid, signal.SIGSTOP)
+        pause_and_wait(kafka.pid)
         try:
             waiting = asyncio.create_task(follower.sync())
             done, _ = await asyncio.wait([waiting], timeout=1.5)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,6 +33,9 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 KILLS = 25
 STEPS_EACH = 3
+PROMPTS = 40
+EVERY_PARTITION = PROMPTS * (STEPS_EACH + 1)
+"""Records that have all prompts among them."""
 REBALANCE = 60.0
 """Seconds for a group to settle after a kill, on a busy machine."""
 
@@ -69,12 +72,12 @@ class Load:
 
     async def _trajectory(self, producer: Producer, number: int) -> None:
         for record in trajectory(number):
-            await producer.send(STEPS, f"p{number % 40}", record)
+            await producer.send(STEPS, f"p{number % PROMPTS}", record)
             self.acknowledged.append(identity(record))
 
 
 def trajectory(number: int) -> Iterator[Record]:
-    about = {"trajectory_uid": f"t{number}", "prompt_uid": f"p{number % 40}", "run": "r"}
+    about = {"trajectory_uid": f"t{number}", "prompt_uid": f"p{number % PROMPTS}", "run": "r"}
     for index in range(STEPS_EACH):
         yield Step(
             step_id=f"s{number}.{index}",
@@ -103,10 +106,14 @@ class Worker:
     ) -> None:
         command = [sys.executable, "-m", "tests.pool.copier", connection.model_dump_json(), name]
         command += ["--die-at", die_at, "--die-after", str(after), "--busy", str(busy)]
+        self._command = command
+        self.start()
+
+    def start(self) -> None:
         # Told to end before it listens, it hears so later.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self.started.append(self.process)
@@ -116,6 +123,11 @@ class Worker:
         said, _ = self.process.communicate(timeout=REBALANCE)
         assert self.process.returncode == -signal.SIGKILL, "it ended by itself"
         return said.splitlines()[-1].removeprefix("died at ")
+
+    def start_if_ended(self) -> None:
+        """As a supervisor does."""
+        if self.process.poll() is not None:
+            self.start()
 
     def has_spoken(self) -> bool:
         """It has partitions, or has ended."""
@@ -172,22 +184,24 @@ def copies(connection: Connection) -> Counter[str]:
 
 def settle(connection: Connection, load: Load) -> None:
     """After a quiet period every acknowledged record has one copy, and nothing else has any."""
-    come_to_rest(connection, load)
+    come_to_rest(connection, load, Worker(connection, "last"))
     assert copies(connection) == Counter(load.acknowledged)
 
 
-def come_to_rest(connection: Connection, load: Load) -> None:
+def come_to_rest(connection: Connection, load: Load, last: Worker) -> None:
     load.finish()
-    last = Worker(connection, "last")
     wait_for_no_lag(connection)
     wait_for_copies(connection, load.acknowledged)
     assert last.stop() == 0
 
 
-def wait_for_copies(connection: Connection, expected: list[str]) -> None:
+def wait_for_copies(
+    connection: Connection, expected: list[str], meanwhile: Callable[[], None] = lambda: None
+) -> None:
     deadline = time.monotonic() + REBALANCE
     while missing := Counter(expected) - copies(connection):
         assert time.monotonic() < deadline, f"missing in the output: {sorted(missing)}"
+        meanwhile()
 
 
 def test_a_consumer_killed_at_any_point_writes_each_record_once(connection: Connection) -> None:
@@ -244,7 +258,7 @@ def test_a_broker_killed_under_the_consumer_loses_and_repeats_nothing(
             wait_for_acknowledgements(load, len(load.acknowledged) + 100)
             kill_and_restart(own_broker)
             wait_for_acknowledgements(load, len(load.acknowledged) + 100)
-            wait_for_copies(connection, load.acknowledged[:-50])
+            wait_for_copies(connection, load.acknowledged[:-50], worker.start_if_ended)
         settle_after_kills(own_broker, connection, load, worker)
 
 
@@ -267,10 +281,14 @@ def settle_after_kills(
 ) -> None:
     """As `settle`, but for a defect of the broker. One that is killed before it has written a
     transaction's markers may take the partitions for deleted when it restarts, and says so in its
-    log; records of an aborted transaction then show as part of the producer's next one. No client
-    can prevent it, so readers fold what has the same id: they see every trajectory once."""
+    log. The transaction then stays open, and readers stop at it, until the same producer ends its
+    next one there; what it had aborted shows as part of that. No client can prevent it, so readers
+    fold what has the same id: they see every trajectory once."""
     worker.stop()  # it may have given up on its own, for a supervisor to start it again
-    come_to_rest(connection, load)
+    worker.start()
+    worker.wait_until_it_works()
+    wait_for_acknowledgements(load, len(load.acknowledged) + EVERY_PARTITION)
+    come_to_rest(connection, load, worker)
     assert set(copies(connection)) == set(load.acknowledged)
     ends = [uid for uid in load.acknowledged if uid.startswith("e")]
     assert Counter(whole_trajectories(connection)) == Counter(ends)

@@ -185,7 +185,7 @@ def test_closing_does_not_wait_for_what_runs(asking: Callable[..., Asked], rewar
     wait_until(hanging.exists)
     before = time.monotonic()
     asked.isolated.close()
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 10, "the slow ones take 20 s"
     assert not children()
     assert not asked.answers
 

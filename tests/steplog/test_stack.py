@@ -119,7 +119,7 @@ def test_a_part_that_hangs_is_started_again(directory: Path) -> None:
         Part(name=name, command=server(port), ready=url, health=url)
         for name, port, url in zip(("web", "other"), ports, urls, strict=True)
     )
-    folder = stack.up(directory, Plan(parts=(web, other), hang_s=2))
+    folder = stack.up(directory, Plan(parts=(web, other), hang_s=6))
     stack.wait_until_ready(folder, lambda name, part: None, LIMIT)
     first, second = pid_of(folder, "web"), pid_of(folder, "other")
     os.kill(first, signal.SIGSTOP)

@@ -254,6 +254,17 @@ def test_a_group_that_no_record_holds_is_refused(atropos: RunningAtropos) -> Non
     assert atropos.post("/scored_data", GOOD) == {"status": "received"}
 
 
+def test_of_a_list_with_a_group_that_no_record_holds_nothing_is_taken(
+    atropos: RunningAtropos,
+) -> None:
+    huge = scored(1.0, size=1) | {"images": "x" * 9_000_000}
+    before = atropos.get("/status")["queue_size"]
+    assert atropos.ask("POST", "/scored_data_list", [GOOD, huge, GOOD]).status == 413
+    assert atropos.get("/status")["queue_size"] == before
+    told = {"status": "received", "groups_processed": 2}
+    assert atropos.post("/scored_data_list", [GOOD, GOOD]) == told
+
+
 def test_any_page_may_call_it(atropos: RunningAtropos) -> None:
     page = {"origin": "http://page", "content-type": "application/json"}
     for method, path, body in (("GET", "/info", None), ("POST", "/scored_data", GOOD)):
