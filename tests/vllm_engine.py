@@ -63,7 +63,8 @@ class Engine(NamedTuple):
         try:
             yield
         finally:
-            self.post("/resume")
+            if self.process.poll() is None:
+                self.post("/resume")
 
     def metric(self, name: str) -> float:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as response:

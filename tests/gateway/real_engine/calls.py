@@ -3,8 +3,11 @@
 The model is tiny and random. A test that needs certain words has the engine hold it to them.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
+from uuid import uuid4
 
 import openai
 import pytest
@@ -40,6 +43,7 @@ CALLING = '<think>a b</think>hi<tool_call>\n{"name":"f","arguments":{"x":1}}\n</
 NO_WHITE_SPACE = {"logit_bias": {str(ord(space)): -100 for space in " \t\n\r"}}
 """A random model that may fill JSON with white space does so until it is cut."""
 LONG: Any = {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
+TRIES = 12
 
 
 def ask(client: openai.OpenAI, messages: Any = HELLO, **options: Any) -> Any:
@@ -52,6 +56,22 @@ def streamed(client: openai.OpenAI, messages: Any = HELLO, **options: Any) -> An
         for _ in events:
             pass
         return events.current_completion_snapshot
+
+
+@contextmanager
+def paused_in_the_middle(gateway: RunningGateway, engine: Engine) -> Iterator[tuple[str, Any]]:
+    """A trajectory and the stream of its LONG answer, which the engine has begun and does not go on
+    with. It often takes all cores until it is done, its own server's too; then it is asked again."""
+    for _ in range(TRIES):
+        uid = f"t-{uuid4().hex[:12]}"
+        stream = ask(gateway.openai(uid, f"p-{uid}"), stream=True, **LONG)
+        next(iter(stream))
+        with engine.paused():
+            if engine.requests():
+                yield uid, stream
+                return
+        stream.close()
+    pytest.fail(f"the engine was done before it could be paused, {TRIES} times")
 
 
 def say(text: str, spelled: bool = False, **more: Any) -> dict[str, Any]:

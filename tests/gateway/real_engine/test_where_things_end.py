@@ -9,7 +9,7 @@ import pytest
 
 from schemas import Step, StepNote
 from tests.gateway.asking import eventually, log_of, response
-from tests.gateway.real_engine.calls import LONG, REAL, ask
+from tests.gateway.real_engine.calls import LONG, REAL, ask, paused_in_the_middle
 from tests.gateway.running import RunningGateway
 from tests.vllm_engine import Engine
 
@@ -17,48 +17,38 @@ pytestmark = REAL
 
 
 def test_a_client_that_leaves_has_a_step_with_a_note(
-    gateway: RunningGateway, engine: Engine, client: openai.OpenAI, uid: str
+    gateway: RunningGateway, engine: Engine
 ) -> None:
-    stream = ask(client, stream=True, max_tokens=300, extra_body={"ignore_eos": True})
-    next(iter(stream))
-    stream.close()
+    with paused_in_the_middle(gateway, engine) as (uid, stream):
+        stream.close()
     eventually(lambda: len(log_of(gateway, uid)) == 2)
     step, note = log_of(gateway, uid)
     assert isinstance(step, Step)
     assert isinstance(note, StepNote)
-    assert len(response(step)) == 300
+    assert len(response(step)) == LONG["max_tokens"]
     assert (note.step_id, note.delivered) == (step.step_id, False)
     eventually(lambda: engine.requests() == 0)
 
 
 def test_a_generation_that_nobody_waits_for_is_given_up(
-    gateway: RunningGateway, engine: Engine, client: openai.OpenAI, uid: str
+    gateway: RunningGateway, engine: Engine, client: openai.OpenAI
 ) -> None:
-    stream = ask(client, stream=True, **LONG)
-    next(iter(stream))
-    # It says so a moment later, unless it is done by then.
-    eventually(lambda: engine.requests() == 1 or log_of(gateway, uid))
-    with engine.paused():
+    with paused_in_the_middle(gateway, engine) as (uid, stream):
         left = time.monotonic()
         stream.close()
         eventually(lambda: engine.requests() == 0)
-        if log_of(gateway, uid):
-            pytest.skip("the engine took all cores until it was done, so it could not be paused")
         assert time.monotonic() - left > 8  # it may come back within ten seconds
     assert log_of(gateway, uid) == []
     assert ask(client, max_tokens=1).usage.completion_tokens == 1
 
 
 def test_an_engine_that_dies_ends_the_stream_with_an_error(
-    gateway: RunningGateway, engine: Engine, client: openai.OpenAI, uid: str
+    gateway: RunningGateway, engine: Engine
 ) -> None:
     """The last one: nothing comes after it."""
-    # With both cores to itself, it came to its end before anybody else had run.
-    os.setpriority(os.PRIO_PGRP, engine.pid, 19)
-    stream = ask(client, stream=True, **LONG)
-    next(iter(stream))
-    # All of its processes, and at once: asked to pause first, it came to its end meanwhile.
-    os.killpg(engine.pid, signal.SIGKILL)
+    with paused_in_the_middle(gateway, engine) as (uid, stream):
+        os.killpg(engine.pid, signal.SIGKILL)
+        engine.process.wait()
     with pytest.raises(openai.APIError) as failure:
         list(stream)
     assert "engine" in str(failure.value)
