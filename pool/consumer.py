@@ -35,8 +35,8 @@ from pool.bookmark import MAX_TEXT
 from pool.connection import MAX_MESSAGE_BYTES, Connection
 from pool.errors import Fatal, OffsetLost
 from pool.partition import Partition, offsets_of, saved_at
-from pool.producer import Output
 from pool.progress import Assembler, ItemT, Progress, Work
+from pool.sender import Output
 from pool.topics import DEAD_LETTERS
 from pool.transaction import Aborted, Transactions, read_offsets
 from schemas import Codec, PartitionOffsets, Range

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from pool.connection import Connection
 from pool.errors import Fatal
-from pool.producer import Output, Producer
+from pool.sender import Acknowledged, Output, Sender
 from schemas import Codec, Position
 
 LARGEST = 64
@@ -30,14 +30,14 @@ BOARDING_S = 0.005
 LISTEN_S = 0.2
 """Seconds after which the thread looks whether it is still needed."""
 
-Acknowledged = asyncio.Future[Position]
 
-
-class Convoys(Producer):
+class Convoys(Sender):
     """Records have no headers: the client's batches know of none."""
 
-    def __init__(self, connection: Connection, codec: Codec, **options: Any) -> None:
-        super().__init__(connection, codec, linger_ms=0, **options)
+    def __init__(
+        self, connection: Connection, codec: Codec, timeout: float = 30.0, **options: Any
+    ) -> None:
+        super().__init__(connection, codec, timeout, linger_ms=0, **options)
         self._waiting_to_leave: deque[tuple[Output, Acknowledged]] = deque()
         self._size = 0
         """Of the convoy that left last."""

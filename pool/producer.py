@@ -3,58 +3,23 @@
 A confluent-kafka producer (idempotent, acks=all, zstd) is polled by the event loop itself while
 anything is in flight. A polling thread would be the usual way, but it must take the interpreter from
 the loop once for every acknowledgement: 80 instead of 70 microseconds per record were measured.
-
-A record whose acknowledgement did not come in time is in doubt: it may be in the log. Sending it
-again under the same id is safe, because readers fold equal ids.
 """
 
 import asyncio
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message
-from confluent_kafka import Producer as ConfluentProducer
 
-from pool.connection import MAX_RECORD_BYTES, SILENCE_MS, Connection
-from pool.errors import BrokerUnavailable, Fatal, PoolError, RecordTooLarge, TopicMismatch
-from pool.troubles import Troubles
-from schemas import Codec, Position, Record
-
-Headers = Sequence[tuple[str, bytes]]
+from pool.connection import Connection
+from pool.errors import BrokerUnavailable, Fatal
+from pool.sender import Acknowledged, Output, Sender
+from schemas import Codec, Position
 
 POLL_EVERY = 0.001
 """Seconds between two looks for acknowledgements while some are expected."""
 
 
-class Output(NamedTuple):
-    """A value for a topic, as a Kafka client takes it."""
-
-    topic: str
-    key: str | bytes | None
-    value: bytes | None
-    headers: Headers = ()
-
-
-def producer_options(connection: Connection, linger_ms: int = 2, **options: Any) -> dict[str, Any]:
-    """What every producer of ours has in common."""
-    return connection.confluent(
-        linger_ms=linger_ms,
-        enable_idempotence=True,
-        acks="all",
-        compression_type="zstd",
-        # librdkafka's own default spreads keys unlike every other client and would split groups.
-        partitioner="murmur2_random",
-        # The broker compares the compressed batch, we compare the record: ours is the stricter one.
-        message_max_bytes=2 * MAX_RECORD_BYTES,
-        # A topic that is missing is reported after this long; ours exist before anybody writes.
-        topic_metadata_propagation_max_ms=5_000,
-        batch_size=1024 * 1024,
-        **options,
-    )
-
-
-class Producer:
+class Producer(Sender):
     """Use it in the event loop that made it: `async with Producer(connection, codec) as producer`.
     `linger_ms` is how long a record may wait for others: it saves a quarter of a bulk write's CPU."""
 
@@ -66,65 +31,19 @@ class Producer:
         linger_ms: int = 2,
         **options: Any,
     ) -> None:
-        self._connection = connection
-        self._codec = codec
-        self._timeout = timeout
-        self._loop = asyncio.get_running_loop()
-        self._troubles = Troubles(connection)
-        self._client = ConfluentProducer(
-            producer_options(
-                connection,
-                linger_ms=linger_ms,
-                error_cb=self._troubles.note,
-                message_timeout_ms=int(timeout * 1000),
-                socket_timeout_ms=SILENCE_MS,
-                **options,
-            )
-        )
-        self._in_flight = 0
+        super().__init__(connection, codec, timeout, linger_ms, **options)
         self._poller: asyncio.TimerHandle | None = None
         self._turn = asyncio.Lock()
         self._waiting = 0
-        self._room = asyncio.Event()
-        self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def send(self, topic: str, key: str, record: Record, headers: Headers = ()) -> Position:
-        """Appends the record to one of our topics; gives its place once the broker has it."""
-        return await self._deliver(self.output(topic, key, record, headers))
-
-    def output(self, topic: str, key: str, record: Record, headers: Headers = ()) -> Output:
-        """What would be sent; nothing is."""
-        name = self._connection.topic_name(topic)
-        value = self._codec.encode(record, name)
-        if len(value) > MAX_RECORD_BYTES:
-            raise RecordTooLarge(
-                f"the {type(record).__name__} for {name} takes {len(value):,} bytes, "
-                f"{MAX_RECORD_BYTES:,} are the limit; "
-                "send a long prompt as a delta of an earlier Step"
-            )
-        return Output(name, key, value, headers)
 
     async def _deliver(self, output: Output) -> Position:
-        acknowledged: asyncio.Future[Position] = self._loop.create_future()
+        acknowledged: Acknowledged = self._loop.create_future()
         # Who waits for room already must not be overtaken; between two turns the lock is free.
         if self._waiting or not self._produce(output, acknowledged):
             await self._wait_for_room(output, acknowledged)
         return await acknowledged
 
-    async def _wait_for_room(
-        self, output: Output, acknowledged: "asyncio.Future[Position]"
-    ) -> None:
+    async def _wait_for_room(self, output: Output, acknowledged: Acknowledged) -> None:
         self._waiting += 1
         try:
             async with asyncio.timeout(self._timeout), self._turn:
@@ -139,7 +58,7 @@ class Producer:
         finally:
             self._waiting -= 1
 
-    def _produce(self, output: Output, acknowledged: "asyncio.Future[Position]") -> bool:
+    def _produce(self, output: Output, acknowledged: Acknowledged) -> bool:
         """Hands a record to the client; False when its queue is full."""
 
         def delivered(error: KafkaError | None, message: Message) -> None:
@@ -161,54 +80,7 @@ class Producer:
             self._poller = self._loop.call_later(POLL_EVERY, self._poll)
         return True
 
-    def _acknowledge(
-        self,
-        acknowledged: "asyncio.Future[Position]",
-        error: KafkaError | None,
-        message: Message | None,
-    ) -> None:
-        """`message` is None only where there is an error."""
-        self._in_flight -= 1
-        self._room.set()
-        if acknowledged.done():
-            return  # the sender was cancelled
-        if error is not None:
-            acknowledged.set_exception(self._refusal(error))
-            return
-        assert message is not None
-        place = Position(partition=message.partition() or 0, offset=message.offset() or 0)
-        acknowledged.set_result(place)
-
     def _poll(self) -> None:
         """Takes the acknowledgements that have come, and goes on while more are expected."""
         self._client.poll(0)
         self._poller = self._loop.call_later(POLL_EVERY, self._poll) if self._in_flight else None
-
-    def _refusal(self, error: KafkaError) -> PoolError:
-        if error.fatal() or error.code() == KafkaError._FATAL:
-            return Fatal(f"the producer cannot go on: {error.str()}")
-        if error.code() in (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART):
-            return TopicMismatch(
-                f"the topic does not exist at {self._connection.bootstrap}; "
-                "make what is missing with `steplog topics create`"
-            )
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            return RecordTooLarge(f"the broker refused the record as too large: {error.str()}")
-        return self._troubles.failure(
-            f"no broker at {self._connection.bootstrap} acknowledged the record within "
-            f"{self._timeout:g} s",
-            error,
-        )
-
-    async def close(self) -> None:
-        """Waits until everything sent is acknowledged or has failed."""
-        self._closed = True
-        try:
-            async with asyncio.timeout(self._timeout):
-                while self._in_flight:
-                    self._room.clear()
-                    await self._room.wait()
-        except TimeoutError:
-            # librdkafka looks for overdue records once a second: end the rest, so that nobody waits.
-            self._client.purge()
-            self._client.flush(self._timeout)

@@ -25,7 +25,7 @@ from confluent_kafka import Producer as ConfluentProducer
 from pool.bookmark import marked
 from pool.connection import Connection
 from pool.errors import BrokerUnavailable, Fenced, Retryable
-from pool.producer import Output, producer_options
+from pool.sender import Output, producer_options
 from pool.troubles import Troubles
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from pool.bar import bar
 from pool.connection import Connection
 from pool.errors import BrokerUnavailable, Fatal
 from pool.partition import DELETED
-from pool.producer import producer_options
 from pool.scan import Scan, Span
+from pool.sender import producer_options
 from replay.forbidden import Forbidden, decoded
 
 GAP = b"steplog.gap"

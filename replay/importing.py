@@ -16,9 +16,9 @@ from pool.bar import bar
 from pool.connection import MAX_RECORD_BYTES, Connection
 from pool.ends import wait_until_readable
 from pool.errors import Fatal
-from pool.producer import Output
 from pool.reader import read_records
 from pool.scan import Scan
+from pool.sender import Output
 from pool.topics import POLICY
 from pool.transaction import Transactions
 from replay.records import BadRow, records_of

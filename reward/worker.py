@@ -27,9 +27,9 @@ from pool.dataset import began_too_early
 from pool.dead_letters import Letter, PoisonLimiter
 from pool.errors import Fatal
 from pool.metrics import dead_letters, last_progress, show_lag
-from pool.producer import Output
 from pool.progress import Progress, Work
 from pool.selection import Selection
+from pool.sender import Output
 from pool.tokenizer import TokenizerFolder
 from pool.topics import DEAD_LETTERS, STEPS, TRAJECTORIES, rewarded_topic
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source, step_of

@@ -13,9 +13,9 @@ from pool.errors import Fatal
 from pool.groups import GroupAssembler
 from pool.ledger import Ledger
 from pool.marks import PolicyMarks
-from pool.producer import Output
 from pool.progress import Progress, Work
 from pool.reader import read_records
+from pool.sender import Output
 from pool.topics import LEDGER, POLICY, STEPS
 from schemas import Decision, Outcome, PolicyVersion, Range, Record
 from schemas.records import Phase

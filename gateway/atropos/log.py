@@ -22,9 +22,9 @@ from gateway.atropos.retries import Delivery, Retries
 from gateway.atropos.state import State
 from gateway.atropos.turns import Turns
 from gateway.atropos.wire import Posted
-from pool.convoys import Acknowledged, Convoys
+from pool.convoys import Convoys
 from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge
-from pool.producer import Output
+from pool.sender import Acknowledged, Output
 from pool.topics import ATROPOS, REWARDED
 from schemas import AtroposEvent, Position, ScoredGroup
 

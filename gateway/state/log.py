@@ -13,8 +13,9 @@ from gateway.errors import TooLarge, Unavailable
 from pool import tracing
 from pool.connection import Connection
 from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge
-from pool.producer import Headers, Producer
+from pool.producer import Producer
 from pool.reader import Reader, open_topic
+from pool.sender import Headers
 from pool.topics import STEPS, TRAJECTORIES
 from schemas import (
     Codec,

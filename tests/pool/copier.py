@@ -23,8 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pool.connection import Connection
 from pool.consumer import StatefulConsumer
 from pool.errors import Fenced
-from pool.producer import Output
 from pool.progress import Work
+from pool.sender import Output
 from pool.topics import REWARDED, STEPS
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
 from schemas import Record

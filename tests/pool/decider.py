@@ -8,8 +8,8 @@ from pool.consumer import StatefulConsumer
 from pool.groups import Group, GroupAssembler, GroupRules, Judgement, Outsider, usable
 from pool.ledger import Ledger
 from pool.marks import PolicyMarks
-from pool.producer import Output
 from pool.progress import Work
+from pool.sender import Output
 from pool.topics import LEDGER, REWARDED
 from pool.trajectories import Stray, Trajectory
 from schemas import DecidedGroup, Decision, Member, PartitionOffsets

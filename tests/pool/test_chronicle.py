@@ -9,8 +9,8 @@ from confluent_kafka import Producer as ConfluentProducer
 from pool import chronicle, topics
 from pool.chronicle import in_order
 from pool.connection import Connection
-from pool.producer import producer_options
 from pool.scan import Scan, Span
+from pool.sender import producer_options
 from pool.topics import STEPS
 
 pytestmark = pytest.mark.broker

@@ -18,8 +18,8 @@ from pool.connection import Connection
 from pool.consumer import StatefulConsumer
 from pool.ends import wait_until_readable
 from pool.errors import OffsetLost, TooManyPoison
-from pool.producer import Output, producer_options
 from pool.progress import Work
+from pool.sender import Output, producer_options
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
 from pool.transaction import read_offsets

@@ -13,7 +13,8 @@ from pool import topics
 from pool.connection import Connection
 from pool.errors import BrokerUnavailable, TopicMismatch
 from pool.follower import Follower
-from pool.producer import Producer, producer_options
+from pool.producer import Producer
+from pool.sender import producer_options
 from pool.topics import STEPS
 from schemas import Codec, Position, Record
 from steplog import local_kafka

@@ -25,10 +25,10 @@ from pool.consumer import StatefulConsumer
 from pool.groups import Group, GroupRules
 from pool.ledger import GroupId, Ledger
 from pool.marks import PolicyMarks
-from pool.producer import Output, producer_options
 from pool.progress import Work
 from pool.prompts import full_prompts
 from pool.replay import batch, trained
+from pool.sender import Output, producer_options
 from pool.topics import DEAD_LETTERS, LEDGER, POLICY, REWARDED, STEPS
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
 from schemas import (

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from pool import producer as producer_module
-from pool import topics
+from pool import sender, topics
 from pool.connection import MAX_RECORD_BYTES, Connection
 from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge, TopicMismatch
-from pool.producer import Producer, producer_options
+from pool.producer import Producer
 from pool.reader import open_topic
+from pool.sender import producer_options
 from pool.topics import REWARDED, STEPS
 from schemas import Codec, Position, Step
 from steplog import local_kafka
@@ -45,7 +45,7 @@ def with_queue_of(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def options(connection: Connection, **others: Any) -> dict[str, Any]:
         return producer_options(connection, queue_buffering_max_messages=limit, **others)
 
-    monkeypatch.setattr(producer_module, "producer_options", options)
+    monkeypatch.setattr(sender, "producer_options", options)
 
 
 def filled(size: int) -> Step:

@@ -15,9 +15,10 @@ from pool.connection import Connection
 from pool.ends import wait_until_readable
 from pool.errors import BrokerUnavailable, OffsetLost, TopicMismatch
 from pool.history import PromptHistory, open_history
-from pool.producer import Producer, producer_options
+from pool.producer import Producer
 from pool.prompts import BrokenPrompt
 from pool.reader import Bounds, open_topic
+from pool.sender import producer_options
 from pool.topics import REWARDED, STEPS
 from schemas import Codec, Step
 from schemas.packing import unpack_ids

@@ -16,8 +16,9 @@ from pool import topics
 from pool.connection import Connection
 from pool.consumer import StatefulConsumer
 from pool.errors import AccessRefused, BrokerUnavailable, Fatal, PoolError
-from pool.producer import Output, Producer
+from pool.producer import Producer
 from pool.reader import open_topic
+from pool.sender import Output
 from pool.topics import REWARDED, STEPS, TOPICS
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
 from pool.transaction import CALL_TIMEOUT

@@ -14,9 +14,9 @@ from pool import topics
 from pool.connection import Connection
 from pool.dataset import Dataset
 from pool.errors import Fatal, OffsetLost
-from pool.producer import producer_options
 from pool.scan import Scan, Span
 from pool.selection import Selection, SelectionSettings, find_ranges
+from pool.sender import producer_options
 from pool.topics import POLICY, REWARDED, STEPS
 from schemas import Codec, PolicyVersion
 from tests.pool.log import write

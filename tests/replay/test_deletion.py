@@ -21,8 +21,8 @@ from pool.consumer import StatefulConsumer
 from pool.dataset import Dataset
 from pool.ends import wait_until_readable
 from pool.errors import Fatal
-from pool.producer import producer_options
 from pool.selection import SelectionSettings
+from pool.sender import producer_options
 from pool.topics import DEAD_LETTERS, LEDGER, REWARDED, STEPS, TRAJECTORIES
 from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
 from replay.deletion import delete

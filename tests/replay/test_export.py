@@ -13,7 +13,7 @@ import pytest
 from pool import topics
 from pool.connection import Connection
 from pool.errors import Fatal, OffsetLost
-from pool.producer import producer_options
+from pool.sender import producer_options
 from pool.topics import REWARDED, STEPS
 from replay.export import export
 from replay.settings import ExportSettings

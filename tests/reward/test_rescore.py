@@ -12,8 +12,8 @@ from confluent_kafka import Producer as ConfluentProducer
 from pool.connection import Connection
 from pool.errors import Fatal
 from pool.groups import Group, GroupAssembler, GroupRules
-from pool.producer import producer_options
 from pool.progress import Received
+from pool.sender import producer_options
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS, TRAJECTORIES, find
 from reward import rescore
 from reward.settings import RescoreSettings

@@ -9,8 +9,8 @@ from typing import Any
 
 from pool.errors import Fatal
 from pool.groups import Group, Outsider
-from pool.producer import Output
 from pool.progress import Work
+from pool.sender import Output
 from schemas import DecidedGroup, Decision, PartitionOffsets
 from trainer.deciding.choosing import Judged, choose, closed_at, in_turn
 from trainer.deciding.judging import Judge

@@ -21,9 +21,9 @@ from pool.connection import Connection
 from pool.consumer import Finished, Outputs
 from pool.errors import Fatal
 from pool.groups import GroupAssembler
-from pool.producer import Output
 from pool.progress import Progress, Work
 from pool.scan import Scan, Span, received
+from pool.sender import Output
 from pool.trajectories import Stray
 from schemas import PartitionOffsets, Range, SchemaError
 from trainer.deciding.waiting import Item

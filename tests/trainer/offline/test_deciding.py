@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from pool import topics
 from pool.connection import Connection
 from pool.errors import Fatal
-from pool.producer import producer_options
+from pool.sender import producer_options
 from pool.tokenizer import TokenizerFolder, fingerprint
 from pool.topics import REWARDED
 from schemas import Decision
