@@ -1,14 +1,12 @@
 """One HTTP request and its answer, straight on ASGI: the hot path has no framework in between."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from gateway.errors import BadRequest, TooLarge
-from gateway.http_server import CONNECTION, Connection
+from gateway.http_protocol import CONNECTION, JSON, Connection, Headers, Whole
 
-Headers = Iterable[tuple[bytes, bytes]]
-JSON = (b"content-type", b"application/json")
 EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 STREAM_HEADERS = [EVENTS, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 MAX_UID = 200
@@ -118,3 +116,6 @@ class Exchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+AnyExchange = Exchange | Whole

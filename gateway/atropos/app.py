@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,7 +27,8 @@ from gateway.atropos.routes import STATUS_ROUTES, Gate, make_routes
 from gateway.atropos.server import NOT_REGISTERED, Server
 from gateway.atropos.wire import NotPlain, Posted, decode_group, decode_groups, encode_batch
 from gateway.errors import ApiError, NotFound, TooLarge
-from gateway.exchange import JSON, Exchange, Headers
+from gateway.exchange import AnyExchange, Exchange
+from gateway.http_protocol import JSON, HeaderList, Headers, Serve
 from gateway.keys import Keys, api_key
 from pool.errors import RecordTooLarge
 
@@ -41,52 +42,63 @@ GZIPPED = (b"content-encoding", b"gzip")
 T = TypeVar("T")
 RECEIVED = b'{"status":"received"}'
 
-Handle = Callable[[Server, Exchange, bytes], Awaitable[None]]
-
-
-def make_app(gate: Gate, max_body: int, keys: Keys) -> Any:
-    """CORS is as open as Atropos has it; only browsers ask for it."""
-    app = AtroposApp(gate, max_body, keys)
-    for_browsers = CORSMiddleware(
-        app,
-        allow_origins=["*"],
-        allow_methods=["*"],
-        allow_headers=["*"],
-        allow_credentials=True,
-    )
-
-    async def either(scope: Any, receive: Any, send: Any) -> None:
-        if b"origin" in dict(scope["headers"]):
-            # Answers must not take the short way: it passes by what CORS adds to them.
-            await for_browsers({**scope, "extensions": {}}, receive, send)
-        else:
-            await app(scope, receive, send)
-
-    return either
+Route = tuple[str, str]
+Handle = Callable[[Server, AnyExchange, bytes], Awaitable[None]]
 
 
 class AtroposApp:
-    """Reads bodies, answers what is asked all the time, and leaves the rest to FastAPI."""
+    """Reads bodies, answers what is asked all the time, and leaves the rest to FastAPI.
+
+    It is an ASGI app, but whoever serves it may also hand over directly what is asked all the time.
+    CORS is as open as Atropos has it; only browsers ask for it."""
 
     def __init__(self, gate: Gate, max_body: int, keys: Keys) -> None:
+        self.max_body = max_body
         self._gate = gate
-        self._max_body = max_body
         self._keys = keys
         self._others = make_routes(gate)
-        self._often: dict[tuple[str, str], Handle] = {
+        self._often: dict[Route, Handle] = {
             ("POST", "/scored_data"): _scored_data,
             ("POST", "/scored_data_list"): _scored_data_list,
             ("GET", "/batch"): _batch,
             ("GET", "/status-env"): _status_env,
             ("GET", "/status"): _status,
         }
+        self._direct: dict[tuple[bytes, bytes], Serve] = {
+            (route[0].encode(), route[1].encode()): partial(self._answer_often, route=route)
+            for route in self._often
+        }
+        self._for_browsers = CORSMiddleware(
+            self._answer_by_asgi,
+            allow_origins=["*"],
+            allow_methods=["*"],
+            allow_headers=["*"],
+            allow_credentials=True,
+        )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        began = time.perf_counter()
-        exchange = Exchange(scope, receive, send, self._max_body)
+        if b"origin" in dict(scope["headers"]):
+            # Answers must not take the short way: it passes by what CORS adds to them.
+            await self._for_browsers({**scope, "extensions": {}}, receive, send)
+        else:
+            await self._answer_by_asgi(scope, receive, send)
+
+    def direct(self, method: bytes, url: bytes, headers: HeaderList) -> Serve | None:
+        return None if b"origin" in dict(headers) else self._direct.get((method, url))
+
+    async def _answer_by_asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, receive, send, self.max_body)
         route = (scope["method"], scope["path"])
+        if route in self._often:
+            await self._answer_often(exchange, route)
+        else:
+            await self._answer(exchange, route, self._pass_on(exchange, receive))
+
+    async def _answer(self, exchange: AnyExchange, route: Route, work: Awaitable[None]) -> None:
+        """What goes wrong in the work becomes an answer, too."""
+        began = time.perf_counter()
         try:
-            await self._answer(exchange, route, receive)
+            await work
         except ApiError as error:
             await _refuse(exchange, error)
         except RequestValidationError as error:
@@ -99,29 +111,40 @@ class AtroposApp:
             log.exception("%s %s failed", *route)
             await _refuse(exchange, ApiError("the server failed; its log says why"))
         finally:
-            exchange.stop_watching()
-            _count(route[1] if route in self._often else "other", exchange, began)
+            if isinstance(exchange, Exchange):
+                exchange.stop_watching()
+            _count(route[1] if route in self._often else "other", exchange.status, began)
 
-    async def _answer(self, exchange: Exchange, route: tuple[str, str], receive: Any) -> None:
-        if self._keys.are_required and route[1] not in STATUS_ROUTES:
-            self._keys.tenant(api_key(exchange))
+    async def _answer_often(self, exchange: AnyExchange, route: Route) -> None:
+        await self._answer(exchange, route, self._work(exchange, self._often[route]))
+
+    async def _work(self, exchange: AnyExchange, handle: Handle) -> None:
+        self._check_key(exchange)
         body = await self._body(exchange)
-        often = self._often.get(route)
-        if often is not None:
-            await often(await self._gate.ready(), exchange, body)
-            return
-        if route[1] not in STATUS_ROUTES:
-            await self._gate.ready()
-        await self._others(exchange.scope, _again(body, receive), exchange.pass_on)
+        await handle(await self._gate.ready(), exchange, body)
 
-    async def _body(self, exchange: Exchange) -> bytes:
-        body = await exchange.body()
-        if "gzip" not in (exchange.header(b"content-encoding") or "").lower():
-            return body
+    async def _pass_on(self, exchange: Exchange, receive: Any) -> None:
+        """To FastAPI, which knows nothing of compressed bodies."""
+        is_status = exchange.scope["path"] in STATUS_ROUTES
+        if not is_status:
+            self._check_key(exchange)
+        body = await self._body(exchange)
         about = (b"content-encoding", b"content-length")
         headers = [header for header in exchange.scope["headers"] if header[0] not in about]
-        exchange.scope["headers"] = headers
-        return inflated(body, self._max_body)
+        scope = {**exchange.scope, "headers": headers}
+        if not is_status:
+            await self._gate.ready()
+        await self._others(scope, _again(body, receive), exchange.pass_on)
+
+    def _check_key(self, exchange: AnyExchange) -> None:
+        if self._keys.are_required:
+            self._keys.tenant(api_key(exchange))
+
+    async def _body(self, exchange: AnyExchange) -> bytes:
+        body = await exchange.body()
+        if "gzip" in (exchange.header(b"content-encoding") or "").lower():
+            return inflated(body, self.max_body)
+        return body
 
 
 def _again(body: bytes, receive: Any) -> Any:
@@ -134,26 +157,26 @@ def _again(body: bytes, receive: Any) -> Any:
     return again
 
 
-def _count(route: str, exchange: Exchange, began: float) -> None:
-    answered, seconds = _meters(route, exchange.status)
+def _count(path: str, status: int | None, began: float) -> None:
+    answered, seconds = _meters(path, status)
     answered.inc()
     seconds.observe(time.perf_counter() - began)
 
 
 @lru_cache
-def _meters(route: str, status: int | None) -> tuple[Counter, Histogram]:
+def _meters(path: str, status: int | None) -> tuple[Counter, Histogram]:
     """Looking them up would cost more than counting."""
-    answered = metrics.requests.labels(route, str(status))
-    return answered, metrics.request_seconds.labels(route)
+    answered = metrics.requests.labels(path, str(status))
+    return answered, metrics.request_seconds.labels(path)
 
 
-async def _refuse(exchange: Exchange, error: ApiError) -> None:
+async def _refuse(exchange: AnyExchange, error: ApiError) -> None:
     if exchange.status is None:
         body = msgspec.json.encode({"detail": str(error)})
         await exchange.reply(error.status, body, [JSON, *error.headers()])
 
 
-async def _scored_data(server: Server, exchange: Exchange, body: bytes) -> None:
+async def _scored_data(server: Server, exchange: AnyExchange, body: bytes) -> None:
     try:
         posted = _plain(exchange, body, decode_group)
     except NotPlain:
@@ -166,7 +189,7 @@ async def _scored_data(server: Server, exchange: Exchange, body: bytes) -> None:
     await _post(server, exchange, [posted], told)
 
 
-async def _scored_data_list(server: Server, exchange: Exchange, body: bytes) -> None:
+async def _scored_data_list(server: Server, exchange: AnyExchange, body: bytes) -> None:
     try:
         posted = _plain(exchange, body, decode_groups)
     except NotPlain:
@@ -186,7 +209,7 @@ def _told_of_all(sizes: Sequence[int | None]) -> bytes:
     return msgspec.json.encode(told)
 
 
-def _plain(exchange: Exchange, body: bytes, decode: Callable[[bytes], Any]) -> Any:
+def _plain(exchange: AnyExchange, body: bytes, decode: Callable[[bytes], Any]) -> Any:
     if _content_type(exchange) != "application/json":
         raise NotPlain
     return decode(body)
@@ -200,13 +223,13 @@ def _checked_again(decode: Callable[[bytes], T], value: Any) -> T:
         raise RequestValidationError([no_json("text that is no Unicode")]) from error
 
 
-def _content_type(exchange: Exchange) -> str:
+def _content_type(exchange: AnyExchange) -> str:
     return exchange.header(b"content-type") or ""
 
 
 async def _post(
     server: Server,
-    exchange: Exchange,
+    exchange: AnyExchange,
     posted: Sequence[Posted],
     told: Callable[[Sequence[int | None]], bytes],
 ) -> None:
@@ -223,7 +246,7 @@ async def _post(
         server.retries.settle(deliveries, sent)
 
 
-async def _batch(server: Server, exchange: Exchange, _: bytes) -> None:
+async def _batch(server: Server, exchange: AnyExchange, _: bytes) -> None:
     if server.state.training is None:
         await exchange.reply(200, msgspec.json.encode(NOT_REGISTERED))
         return
@@ -248,7 +271,7 @@ async def _encoded(groups: Sequence[Group]) -> bytes:
     return await asyncio.to_thread(encode_batch, records)
 
 
-async def _deliver(exchange: Exchange, body: bytes) -> bool:
+async def _deliver(exchange: AnyExchange, body: bytes) -> bool:
     """As middleware of Starlette's would compress it, if the client is still there."""
     headers: Headers = [JSON]
     if len(body) >= COMPRESS_FROM:
@@ -259,7 +282,7 @@ async def _deliver(exchange: Exchange, body: bytes) -> bool:
     return await exchange.deliver(200, body, headers)
 
 
-async def _status_env(server: Server, exchange: Exchange, body: bytes) -> None:
+async def _status_env(server: Server, exchange: AnyExchange, body: bytes) -> None:
     env_id = checked(body, _content_type(exchange), ENV_ID).env_id
     answer = await server.status_env(env_id)
     if answer is None:
@@ -267,7 +290,7 @@ async def _status_env(server: Server, exchange: Exchange, body: bytes) -> None:
     await exchange.reply(200, msgspec.json.encode(answer))
 
 
-async def _status(server: Server, exchange: Exchange, _: bytes) -> None:
+async def _status(server: Server, exchange: AnyExchange, _: bytes) -> None:
     state = server.state
     told = b'{"current_step":%d,"queue_size":%d}' % (state.step, len(state.queue))
     await exchange.reply(200, told)

@@ -8,7 +8,7 @@ port, the keys and the process; when another server takes the run over, only thi
 import logging
 from typing import Any
 
-from gateway.atropos.app import make_app
+from gateway.atropos.app import AtroposApp
 from gateway.atropos.keeper import Life
 from gateway.atropos.routes import Gate
 from gateway.atropos.service import run_parts
@@ -25,7 +25,7 @@ class Mounted:
     def __init__(self, settings: AtroposSettings, keys: Keys) -> None:
         self._settings = settings
         self._gate = Gate()
-        self._app = make_app(self._gate, settings.max_body_bytes, keys)
+        self._app = AtroposApp(self._gate, settings.max_body_bytes, keys)
 
     def beside(self, gateway: Any) -> Any:
         """Both as one app. A path with more parts is the gateway's: a trajectory may be called

@@ -5,14 +5,13 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 import uvicorn
 import uvloop
 
 from gateway.atropos import metrics
 from gateway.atropos.agents import Agents
-from gateway.atropos.app import make_app
+from gateway.atropos.app import AtroposApp
 from gateway.atropos.keeper import Life, keep
 from gateway.atropos.log import Log
 from gateway.atropos.neighbours import Neighbours
@@ -48,7 +47,7 @@ def serve(settings: AtroposSettings) -> int:
         log.info("listening on http://%s:%d", *listener.getsockname()[:2])
         # Made once, before any server is: it takes longer than all that a server does to begin.
         gate = Gate()
-        app = make_app(gate, settings.max_body_bytes, keys)
+        app = AtroposApp(gate, settings.max_body_bytes, keys)
         calm_the_collector()
 
         def serve_once(life: Life) -> None:
@@ -59,9 +58,9 @@ def serve(settings: AtroposSettings) -> int:
 
 
 async def _serve(
-    settings: AtroposSettings, listener: socket.socket, gate: Gate, app: Any, life: Life
+    settings: AtroposSettings, listener: socket.socket, gate: Gate, app: AtroposApp, life: Life
 ) -> None:
-    server = http_server(app, settings.drain_s, backlog=BACKLOG)
+    server = http_server(app, settings.drain_s, direct=app, backlog=BACKLOG)
     end_with_keeper(server, life)
     await serve_beside(server, [listener], run_parts(settings, gate, life))
 
