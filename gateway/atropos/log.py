@@ -52,6 +52,8 @@ class Log:
         self._retries = retries
         self._neighbours = neighbours
         self._turns = Turns(state.applied)
+        self._ends: dict[int, dict[int, int]] = {}
+        """By turn of groups, the oldest first: where the log's partitions ended when it began."""
         self._events_under_way = 0
         self._events_since_snapshot = 0
         self._may_happen = asyncio.Event()
@@ -102,6 +104,7 @@ class Log:
         self, contents: Sequence[dict[str, Any]], deliveries: Sequence[Delivery]
     ) -> list[int | None]:
         first = self._turns.begin(len(contents))
+        self._ends[first] = dict(self._state.ends)
         try:
             if deliveries:
                 self._last_group = self._turns.last
@@ -118,6 +121,7 @@ class Log:
                 self._state.take_in(group_of(*one)) for one in zip(records, places, strict=True)
             ]
         finally:
+            del self._ends[first]
             self._turns.end(first)
 
     async def happen(self, event: AnyEvent, result: Callable[[], R]) -> R:
@@ -153,12 +157,20 @@ class Log:
         after it in the topic are those that it lacks, however often it must be sent."""
         self._events_since_snapshot = 0
         owner = "" if stopped else self._owner
-        snapshot = msgspec.structs.replace(self._state.snapshot(), owner=owner)
+        snapshot = self._state.snapshot()
+        floors = self._floors(snapshot.floors)
+        snapshot = msgspec.structs.replace(snapshot, owner=owner, floors=floors)
         self._may_happen.clear()
         try:
             await self._apply(snapshot, lambda: None)
         finally:
             self._may_happen.set()
+
+    def _floors(self, floors: dict[int, int]) -> dict[int, int]:
+        """Those of the state, and of groups that are under way: one that waits for its turn may lie
+        before all that is in the state, if others had to be sent again."""
+        oldest = next(iter(self._ends.values()), floors)
+        return {partition: min(at, oldest.get(partition, 0)) for partition, at in floors.items()}
 
     async def ended(self) -> None:
         """Raises when the producer cannot go on."""

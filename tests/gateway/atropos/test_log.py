@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gateway.atropos import log as log_module
 from gateway.atropos.events import Began, Env, Joined, Registered, Training
 from gateway.atropos.log import Log
 from gateway.atropos.neighbours import Neighbours
@@ -84,3 +85,23 @@ async def test_a_snapshot_that_is_sent_again_hides_no_event(
     async with life(connection_with_topics) as (state, _):
         assert [env.desired_name for env in state.envs] == ["maths"]
         assert len(state.queue) == 2
+
+
+async def test_a_group_that_lies_before_an_older_one_is_not_left_behind_by_a_snapshot(
+    connection_with_topics: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older one is refused twice, so the younger one is written first; the event between them
+    brings a snapshot that has the older one only."""
+    monkeypatch.setattr(convoys, "LARGEST", 3)
+    monkeypatch.setattr(log_module, "SNAPSHOT_EVERY", 5)
+    async with life(connection_with_topics, queue_buffering_max_messages=2) as (_, written):
+        await written.happen(Registered(training=TRAINING), lambda: None)
+        await asyncio.gather(
+            *(written.happen(Began(), lambda: None) for _ in range(3)),
+            written.assemble(fields("older")),
+            written.happen(Joined(env=ENV), lambda: None),
+            written.assemble(fields("younger")),
+        )
+    async with life(connection_with_topics) as (state, _):
+        places = {group.record.group_uid: group.place.offset for group in state.queue}
+        assert places == {"younger": 0, "older": 1}
