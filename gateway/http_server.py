@@ -79,15 +79,16 @@ class Connection:
         self._cycle = cycle
 
     def is_gone(self) -> bool:
-        """Whether the client is; not known any more once it has its answer."""
-        return self._cycle.disconnected
+        """Whether the client is; not known any more once it has its answer. uvicorn tells only the
+        last one of the requests that a client sent without waiting for answers."""
+        return self._cycle.disconnected or self._cycle.transport.is_closing()
 
     async def answer(
         self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> bool:
         """Sends all of it; says whether the client was there until nearly all was on its way."""
         cycle = self._cycle
-        if cycle.disconnected:
+        if self.is_gone():
             return False
         head = [STATUS_LINE[status], *(b"%b: %b\r\n" % header for header in headers)]
         head.append(b"content-length: %d\r\n" % len(body))
@@ -96,7 +97,7 @@ class Connection:
         cycle.transport.writelines([*head, body])
         if cycle.flow.write_paused:
             await cycle.flow.drain()
-        here = not cycle.disconnected
+        here = not self.is_gone()
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
