@@ -58,7 +58,7 @@ class Whole:
         return body
 
     def is_gone(self) -> Callable[[], bool]:
-        return lambda: self.disconnected or self.transport.is_closing()
+        return lambda: _is_gone(self)
 
     async def reply(self, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
         await self.deliver(status, body, headers)
@@ -89,17 +89,23 @@ class Connection:
 
     def is_gone(self) -> bool:
         """Whether the client is; not known any more once it has its answer."""
-        return self._cycle.disconnected
+        return _is_gone(self._cycle)
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> bool:
         """Sends all of it; says whether the client was there until nearly all was on its way."""
         return await _answer(self._cycle, status, headers, body)
 
 
-async def _answer(
-    cycle: RequestResponseCycle | Whole, status: int, headers: Headers, body: bytes
-) -> bool:
-    if cycle.disconnected:
+AnyCycle = RequestResponseCycle | Whole
+
+
+def _is_gone(cycle: AnyCycle) -> bool:
+    """uvicorn tells only the last one of the requests that a client sent without waiting."""
+    return cycle.disconnected or cycle.transport.is_closing()
+
+
+async def _answer(cycle: AnyCycle, status: int, headers: Headers, body: bytes) -> bool:
+    if _is_gone(cycle):
         return False
     end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
     cycle.response_started = True
@@ -107,7 +113,7 @@ async def _answer(
     cycle.transport.writelines([_head(status, tuple(headers)), length, end, body])
     if cycle.flow.write_paused:
         await cycle.flow.drain()
-    here = not cycle.disconnected
+    here = not _is_gone(cycle)
     cycle.response_complete = True
     cycle.message_event.set()
     if not cycle.keep_alive:

@@ -85,6 +85,7 @@ class Convoys(Sender):
                 messages.setdefault(output.topic, []).append(message)
                 self._in_flight += 1
         self._size = self._in_flight
+        self._room.set()  # who closes waits for it, and nothing may arrive: all may be cancelled
         for topic, batch in messages.items():
             self._produce_batch(topic, batch)
 

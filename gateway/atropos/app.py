@@ -7,12 +7,11 @@ words. /health, /ready and /metrics are ours; until the state is rebuilt, all ot
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
@@ -20,12 +19,19 @@ from prometheus_client import Counter, Histogram
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway.atropos import metrics
-from gateway.atropos.bodies import ENV_ID, GROUP, GROUPS, checked, no_json, refusal
+from gateway.atropos.bodies import ENV_ID, GROUP, GROUPS, ScoredData, checked, no_json, refusal
 from gateway.atropos.compression import COMPRESS_FROM, NotGzip, compressed, inflated
 from gateway.atropos.queue import Group
 from gateway.atropos.routes import STATUS_ROUTES, Gate, make_routes
 from gateway.atropos.server import NOT_REGISTERED, Server
-from gateway.atropos.wire import NotPlain, Posted, decode_group, decode_groups, encode_batch
+from gateway.atropos.wire import (
+    NotPlain,
+    Posted,
+    checked_group,
+    decode_group,
+    decode_groups,
+    encode_batch,
+)
 from gateway.errors import ApiError, NotFound, TooLarge
 from gateway.exchange import AnyExchange, Exchange
 from gateway.http_protocol import JSON, HeaderList, Headers, Serve
@@ -39,7 +45,6 @@ OFFLOAD_FROM = 32
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 VARY = (b"vary", b"Accept-Encoding")
 GZIPPED = (b"content-encoding", b"gzip")
-T = TypeVar("T")
 RECEIVED = b'{"status":"received"}'
 
 Route = tuple[str, str]
@@ -180,8 +185,7 @@ async def _scored_data(server: Server, exchange: AnyExchange, body: bytes) -> No
     try:
         posted = _plain(exchange, body, decode_group)
     except NotPlain:
-        model = checked(body, _content_type(exchange), GROUP)
-        posted = _checked_again(decode_group, model.model_dump())
+        posted = _put_right(checked(body, _content_type(exchange), GROUP))
 
     def told(sizes: Sequence[int | None]) -> bytes:
         return RECEIVED if sizes[0] is None else _buffered(sizes[0])
@@ -193,8 +197,7 @@ async def _scored_data_list(server: Server, exchange: AnyExchange, body: bytes) 
     try:
         posted = _plain(exchange, body, decode_groups)
     except NotPlain:
-        models = checked(body, _content_type(exchange), GROUPS)
-        posted = _checked_again(decode_groups, [model.model_dump() for model in models])
+        posted = [_put_right(one) for one in checked(body, _content_type(exchange), GROUPS)]
     await _post(server, exchange, posted, _told_of_all)
 
 
@@ -215,11 +218,11 @@ def _plain(exchange: AnyExchange, body: bytes, decode: Callable[[bytes], Any]) -
     return decode(body)
 
 
-def _checked_again(decode: Callable[[bytes], T], value: Any) -> T:
-    """What pydantic has taken and put right; text may still be none that others can read."""
+def _put_right(taken: ScoredData) -> Posted:
+    """A group that pydantic has taken; text may still be none that others can read."""
     try:
-        return decode(json.dumps(value).encode())
-    except NotPlain as error:
+        return checked_group(taken.model_dump())
+    except UnicodeEncodeError as error:
         raise RequestValidationError([no_json("text that is no Unicode")]) from error
 
 

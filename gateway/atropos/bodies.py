@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.atropos.events import Env, Training
+from gateway.errors import BadRequest
 
 T = TypeVar("T")
 
@@ -20,7 +21,18 @@ NO_NAME = "env"
 """What an environment is called that has no name: Atropos' own server refuses it, and it dies."""
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Share = Annotated[float, Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
+"""Of a batch. Sizes and shares are multiplied, and what comes out must be a number."""
+
+
+def _is_unicode(text: str) -> str:
+    text.encode()  # its error is a ValueError, which is refused
+    return text
+
+
+Text = Annotated[str, AfterValidator(_is_unicode)]
 
 
 def _is_json(value: Any) -> Any:
@@ -36,25 +48,25 @@ Object = Annotated[dict[str, Any], AfterValidator(_is_json)]
 
 
 class Register(BaseModel):
-    wandb_group: str
-    wandb_project: str
-    batch_size: int
-    max_token_len: int
-    checkpoint_dir: str
-    save_checkpoint_interval: int
-    starting_step: int
-    num_steps: int
+    wandb_group: Text
+    wandb_project: Text
+    batch_size: Int64
+    max_token_len: Int64
+    checkpoint_dir: Text
+    save_checkpoint_interval: Int64
+    starting_step: Int64
+    num_steps: Int64
 
     def training(self) -> Training:
         return msgspec.convert(self.model_dump(), Training)
 
 
 class RegisterEnv(BaseModel):
-    max_token_length: int
-    desired_name: str | None
+    max_token_length: Int64
+    desired_name: Text | None
     weight: Finite
-    group_size: int
-    min_batch_allocation: Finite | None = None
+    group_size: Int64
+    min_batch_allocation: Share | None = None
 
     def env(self) -> Env:
         return Env(
@@ -92,7 +104,7 @@ class ScoredData(BaseModel):
     group_overrides: Object | None = None
     images: Anything = None
     env_id: Int32 | None = None
-    distill_token_ids: list[list[list[Int32]]] | None = None
+    distill_token_ids: list[list[list[int]]] | None = None
     distill_logprobs: list[list[list[Finite]]] | None = None
 
 
@@ -104,7 +116,7 @@ ENV_ID = TypeAdapter(EnvIdentifier)
 def checked(body: bytes, content_type: str, adapter: TypeAdapter[T]) -> T:
     """What FastAPI would make of a body, or its refusal."""
     try:
-        return adapter.validate_python(_value(body, content_type))
+        return adapter.validate_python(_value(body, content_type), from_attributes=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         raise RequestValidationError(
@@ -113,19 +125,23 @@ def checked(body: bytes, content_type: str, adapter: TypeAdapter[T]) -> T:
 
 
 def _value(body: bytes, content_type: str) -> Any:
-    if not body:
+    value = _parsed(body, content_type) if body else None
+    if value is None:
         missing = {"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}
         raise RequestValidationError([missing])
+    return value
+
+
+def _parsed(body: bytes, content_type: str) -> Any:
     kind = content_type.partition(";")[0].strip().lower()
-    if not (kind == "application/json" or (kind.startswith("application/") and "+json" in kind)):
+    if not (kind.startswith("application/") and kind.endswith(("/json", "+json"))):
         return body.decode(errors="replace")
     try:
         return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        told, at = (
-            (error.msg, error.pos) if isinstance(error, json.JSONDecodeError) else (str(error), 0)
-        )
-        raise RequestValidationError([no_json(told, at)]) from error
+    except json.JSONDecodeError as error:
+        raise RequestValidationError([no_json(error.msg, error.pos)]) from error
+    except (ValueError, RecursionError) as error:  # text in no encoding, or nested too deeply
+        raise BadRequest("There was an error parsing the body") from error
 
 
 def no_json(told: str, at: int = 0) -> dict[str, Any]:
@@ -150,4 +166,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
     return value if isinstance(value, str | int | float | None) else str(value)

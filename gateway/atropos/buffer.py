@@ -53,10 +53,12 @@ class Buffer:
         self._groups.append(group)
         self._sequences += group.size
         before = self._reached[-1]
-        within = (2 << max(self.target, 0)) - 1
-        # A group larger than the target reaches nothing; shifting by its size could take gigabytes.
+        # Neither sizes nor targets are bounded: shifting by one that is of no use may take gigabytes.
         more = before << group.size if group.size <= self.target else 0
-        self._reached.append((before | more) & within)
+        reached = before | more
+        if reached.bit_length() > self.target + 1:
+            reached &= (2 << max(self.target, 0)) - 1
+        self._reached.append(reached)
 
     def _exact(self) -> list[int]:
         missing = self.target

@@ -36,7 +36,7 @@ def inflated(body: bytes, limit: int) -> bytes:
         if not member.eof:
             raise NotGzip
         pieces.append(piece)
-        body = member.unused_data
+        body = member.unused_data.lstrip(b"\0")  # what pads a file to whole blocks
     return b"".join(pieces)
 
 

@@ -52,8 +52,12 @@ class Log:
         self._retries = retries
         self._neighbours = neighbours
         self._turns = Turns(state.applied)
+        self._ends: dict[int, dict[int, int]] = {}
+        """By turn of groups, the oldest first: where the log's partitions ended when it began."""
         self._events_under_way = 0
         self._events_since_snapshot = 0
+        self._may_happen = asyncio.Event()
+        self._may_happen.set()
         self._told = 0
         """Up to where records say that answers were sent."""
         self._last_group = 0
@@ -100,6 +104,7 @@ class Log:
         self, contents: Sequence[dict[str, Any]], deliveries: Sequence[Delivery]
     ) -> list[int | None]:
         first = self._turns.begin(len(contents))
+        self._ends[first] = dict(self._state.ends)
         try:
             if deliveries:
                 self._last_group = self._turns.last
@@ -116,10 +121,19 @@ class Log:
                 self._state.take_in(group_of(*one)) for one in zip(records, places, strict=True)
             ]
         finally:
+            del self._ends[first]
             self._turns.end(first)
 
     async def happen(self, event: AnyEvent, result: Callable[[], R]) -> R:
         """Applies an event; `result` is looked at in the same moment, before anything else."""
+        await self._may_happen.wait()
+        answer = await self._apply(event, result)
+        self._events_since_snapshot += 1
+        if self._events_since_snapshot >= SNAPSHOT_EVERY and not self._events_under_way:
+            await self.write_snapshot()
+        return answer
+
+    async def _apply(self, event: AnyEvent, result: Callable[[], R]) -> R:
         sequence = self._turns.begin()
         self._events_under_way += 1
         try:
@@ -133,21 +147,30 @@ class Log:
             await self._send([self._producer.output(ATROPOS, self._run, record)])
             await self._turns.come(sequence)
             self._state.apply(sequence, event)
-            answer = result()
+            return result()
         finally:
             self._turns.end(sequence)
             self._events_under_way -= 1
-        self._events_since_snapshot += 1
-        if self._events_since_snapshot >= SNAPSHOT_EVERY and not self._events_under_way:
-            await self.write_snapshot()
-        return answer
 
     async def write_snapshot(self, stopped: bool = False) -> None:
-        """While no other event is under way: those after it in the topic are those it lacks."""
+        """While no other event is under way, and none begins before the log has it: so those that lie
+        after it in the topic are those that it lacks, however often it must be sent."""
         self._events_since_snapshot = 0
         owner = "" if stopped else self._owner
-        snapshot = msgspec.structs.replace(self._state.snapshot(), owner=owner)
-        await self.happen(snapshot, lambda: None)
+        snapshot = self._state.snapshot()
+        floors = self._floors(snapshot.floors)
+        snapshot = msgspec.structs.replace(snapshot, owner=owner, floors=floors)
+        self._may_happen.clear()
+        try:
+            await self._apply(snapshot, lambda: None)
+        finally:
+            self._may_happen.set()
+
+    def _floors(self, floors: dict[int, int]) -> dict[int, int]:
+        """Those of the state, and of groups that are under way: one that waits for its turn may lie
+        before all that is in the state, if others had to be sent again."""
+        oldest = next(iter(self._ends.values()), floors)
+        return {partition: min(at, oldest.get(partition, 0)) for partition, at in floors.items()}
 
     async def ended(self) -> None:
         """Raises when the producer cannot go on."""

@@ -64,8 +64,9 @@ class Retries:
     def _deliver(self, fingerprint: bytes, is_gone: Callable[[], bool]) -> Delivery:
         delivery = Delivery(fingerprint, is_gone)
         if unsent := self._unsent.get(fingerprint):
-            delivery.sequence = unsent.pop(0)
+            delivery.sequence = unsent[0]
             self._unsettled[delivery.sequence] = delivery
+            self._expect_no_more(delivery)
         self._under_way.setdefault(fingerprint, []).append(delivery)
         return delivery
 
@@ -110,6 +111,11 @@ class Retries:
         if self._unsettled.get(delivery.sequence) is not delivery:
             return
         del self._unsettled[delivery.sequence]
+        self._expect_no_more(delivery)
+
+    def _expect_no_more(self, delivery: Delivery) -> None:
+        """No retry comes for the group any more, or one has come."""
+        assert delivery.sequence is not None
         unsent = self._unsent[delivery.fingerprint]
         unsent.remove(delivery.sequence)
         if not unsent:

@@ -5,6 +5,7 @@ They become JSON again when a batch is handed out; packed, they take a third of 
 JSON of any shape stays JSON.
 """
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ NULL = Raw(b"null")
 Json = str | None
 DOUBLE_BYTES = 8
 LIST = ord("[")
+ESCAPE = b"\\"
+ESCAPED_LIST = b"\\u005"
+"""What `[` may begin with in a string."""
 NUMBERS = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
 
 
@@ -80,12 +84,13 @@ def decode_group(body: bytes | Raw) -> Posted:
     try:
         data: Any = simdjson.Parser().parse(text)
         content = _content(data)
-        if np.count_nonzero(np.frombuffer(text, np.uint8) == LIST) != _brackets(content):
+        brackets = np.count_nonzero(np.frombuffer(text, np.uint8) == LIST)
+        if brackets != _brackets(content) or _hides_a_list(text):
             _numbers_only.decode(text)
         return Posted(content, _fingerprint(text))
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise NotPlain from error
-    except (OverflowError, RecursionError) as error:
+    except (OverflowError, RuntimeError) as error:  # the latter of integers beyond 64 bits, too
         raise NotPlain from error
 
 
@@ -97,13 +102,35 @@ def decode_groups(body: bytes) -> list[Posted]:
     return [decode_group(item) for item in items]
 
 
+def checked_group(data: dict[str, Any]) -> Posted:
+    """Of what pydantic has taken and put right. JSON of any shape may have integers in it that are
+    longer than those that `decode_group` reads. Raises UnicodeEncodeError."""
+    numbers = json.dumps({name: data[name] for name in data if name not in ANY_SHAPE})
+    shapes = {name: _any_json(data[name]) for name in ANY_SHAPE}
+    whole = numbers + json.dumps(shapes, ensure_ascii=False)
+    return Posted(decode_group(numbers.encode()).content | shapes, _fingerprint(whole.encode()))
+
+
+def _any_json(value: Any) -> Json:
+    return None if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _hides_a_list(body: bytes) -> bool:
+    """Whether a `[` may be written as an escape. One byte is found thirty times as fast as five, and
+    groups of numbers have no escapes."""
+    return ESCAPE in body and ESCAPED_LIST in body
+
+
 def _fingerprint(body: bytes) -> bytes:
     return xxhash.xxh3_128_digest(body)
 
 
 def _content(data: Any) -> dict[str, Any]:
     """Of the fields of a body. Whatever is not as it should be raises something."""
-    content = {name: READ[name](data[name]) for name in data if name in READ}
+    names = list(data)
+    if len(set(names)) < len(names):
+        raise ValueError  # the last one counts of those with one name, and this has the first
+    content = {name: READ[name](data[name]) for name in names if name in READ}
     for name in ("tokens", "masks", "scores"):
         if content[name] is None:
             raise TypeError
@@ -186,6 +213,8 @@ READ: dict[str, Callable[[Any], Any]] = {
     "distill_logprobs": partial(_text, decoder=_distilled_logprobs),
 }
 """How each field is read; what is left out is as null."""
+ANY_SHAPE = [name for name, read in READ.items() if isinstance(read, partial)]
+"""Fields that stay JSON."""
 
 
 def encode_group(record: ScoredGroup) -> bytes:

@@ -97,3 +97,18 @@ async def test_one_that_is_cancelled_while_it_waits_holds_nobody_up(log: Connect
         answers = await asyncio.gather(*sending, return_exceptions=True)
         assert isinstance(answers[-2], asyncio.CancelledError)
         assert all(isinstance(one, Position) for one in answers[:-2] + answers[-1:])
+
+
+async def test_one_that_is_cancelled_does_not_keep_the_producer_from_closing(
+    log: Connection,
+) -> None:
+    producer = Convoys(log, CODEC)
+    sending = [
+        asyncio.create_task(producer.send(REWARDED, "p", step(name)))
+        for name in ("first", "second")
+    ]
+    await asyncio.sleep(0)  # the first one leaves, and the second one waits
+    sending[1].cancel()
+    async with asyncio.timeout(30):
+        await producer.close()
+    assert isinstance(await sending[0], Position)

@@ -71,6 +71,12 @@ def test_what_leaves_a_buffer_is_what_the_rules_say(sizes: list[int], target: in
         assert buffer.groups == kept
 
 
+def test_a_target_that_nothing_reaches_costs_nothing() -> None:
+    buffer = Buffer(10**20)
+    assert [buffer.add(group(n, 3)) for n in range(3)] == [[], [], []]
+    assert buffer.sequences == 9
+
+
 @pytest.mark.parametrize(
     ("sizes", "batch_size", "expected"),
     [

@@ -168,27 +168,29 @@ def _post_and_go(atropos: RunningAtropos, body: bytes) -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
 
-def _begin_batch(atropos: RunningAtropos) -> socket.socket:
-    """A client that has read a little of a batch which no buffer between us holds."""
+def _begin_batch(atropos: RunningAtropos, then: bytes = b"") -> socket.socket:
+    """A client that has read a little of a batch which no buffer between us holds; it may have asked
+    for more at once."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", atropos.port))
-    client.sendall(b"GET /batch HTTP/1.1\r\nHost: x\r\n\r\n")
+    client.sendall(b"GET /batch HTTP/1.1\r\nHost: x\r\n\r\n" + then)
     assert client.recv(1024).startswith(b"HTTP/1.1 200")
     return client
 
 
-@pytest.mark.parametrize("who", ["client", "server"])
+@pytest.mark.parametrize("who", ["client", "client that asked for more", "server"])
 def test_a_batch_that_breaks_off_is_sent_again(atropos: RunningAtropos, who: str) -> None:
     atropos.begin(batch_size=4)
     for score in range(2):
         atropos.post("/scored_data", scored(score, tokens=200_000))
     before = atropos.metric("atropos_broken_off_batches_total")
-    client = _begin_batch(atropos)
+    more = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n" if "more" in who else b""
+    client = _begin_batch(atropos, more)
     if who == "server":
         atropos.kill_server()
     client.close()
-    if who == "client":
+    if who != "server":
         until(lambda: atropos.metric("atropos_broken_off_batches_total") > before)
     assert atropos.batch_scores() == [[0.0] * 4]
     assert atropos.batch_scores() == [[1.0] * 4]

@@ -155,6 +155,31 @@ def test_numbers_are_taken_as_strings_and_the_like(atropos: RunningAtropos) -> N
     assert (group["tokens"], group["scores"], group["env_id"]) == ([[16, 2]], [1.0], 0)
 
 
+def test_integers_are_as_long_as_they_are(atropos: RunningAtropos) -> None:
+    """Seeds and uuids are often longer than what parsers of JSON hold."""
+    long = 2**100
+    fields = {
+        "messages": [[{"role": "user", "content": "x", "id": long}], []],
+        "generation_params": {"seed": long},
+        "overrides": [{"seed": -long}, {"é": [1.5, None]}],
+        "group_overrides": {"uuid": long},
+        "images": long,
+        "distill_token_ids": [[[long]]],
+    }
+    posted = FULL | fields | {"unknown": long}
+    assert atropos.post("/scored_data", posted) == {"status": "received"}
+    assert atropos.get("/latest_example") == FULL | fields
+    told = {"status": "received", "groups_processed": 2}
+    assert atropos.post("/scored_data_list", [FULL, posted]) == told
+    assert atropos.get("/latest_example") == FULL | fields
+
+
+def test_of_fields_with_one_name_the_last_one_counts(atropos: RunningAtropos) -> None:
+    text = json.dumps(scored(1.0)).encode()[:-1] + b', "scores": [2.0]}'
+    assert atropos.post("/scored_data", text) == {"status": "received"}
+    assert atropos.get("/latest_example")["scores"] == [2.0]
+
+
 GOOD = scored(1.0)
 
 
@@ -171,9 +196,16 @@ GOOD = scored(1.0)
         (GOOD | {"messages": [[None]]}, ["body", "messages", 0, 0]),
         (GOOD | {"images": [float("nan")]}, ["body", "images"]),
         (GOOD | {"overrides": [1]}, ["body", "overrides", 0]),
+        (GOOD | {"tokens": [[2**70]]}, ["body", "tokens", 0, 0]),
+        (GOOD | {"env_id": 2**70}, ["body", "env_id"]),
+        (GOOD | {"images": "\ud800"}, ["body", 0]),
+        (
+            b'{"tokens":[[1,[2]]],"masks":[],"scores":[],"images":"\\u005b"}',
+            ["body", "tokens", 0, 1],
+        ),
         (b"{", ["body", 1]),
         (b"", ["body"]),
-        (b"[" * 100_000, ["body", 0]),
+        (b"null", ["body"]),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_fastapis_words(
@@ -187,6 +219,43 @@ def test_what_cannot_be_used_is_refused_in_fastapis_words(
     assert atropos.get("/status")["queue_size"] == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "wrong"),
+    [
+        ("/register", TRAINING, {"wandb_group": "\ud800"}),
+        ("/register", TRAINING, {"checkpoint_dir": "\ud800"}),
+        ("/register", TRAINING, {"batch_size": 2**63}),
+        ("/register-env", ENV, {"desired_name": "\ud800"}),
+        ("/register-env", ENV, {"max_token_length": 10**400}),
+        ("/register-env", ENV, {"min_batch_allocation": 1e308}),
+    ],
+)
+def test_registrations_that_cannot_be_counted_with_are_refused(
+    atropos: RunningAtropos, path: str, body: Any, wrong: Any
+) -> None:
+    reply = atropos.ask("POST", path, body | wrong)
+    assert reply.status == 422
+    assert reply.body["detail"][0]["loc"] == ["body", *wrong]
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"tokens": "\xe9"}'])
+@pytest.mark.parametrize("path", ["/scored_data", "/register"])
+def test_what_json_cannot_be_read_from_is_refused_in_fastapis_words(
+    atropos: RunningAtropos, path: str, body: bytes
+) -> None:
+    told = {"detail": "There was an error parsing the body"}
+    assert atropos.ask("POST", path, body, JSON)[:2] == (400, told)
+
+
+@pytest.mark.parametrize("path", ["/scored_data", "/register"])
+def test_other_bodies_than_objects_are_refused_in_the_same_words(
+    atropos: RunningAtropos, path: str
+) -> None:
+    for body, headers, quoted in ((b"[]", JSON, []), (b"x", {"content-type": "text/x"}, "x")):
+        (problem,) = atropos.ask("POST", path, body, headers).body["detail"]
+        assert (problem["type"], problem["input"]) == ("model_attributes_type", quoted)
+
+
 def test_a_list_is_taken_whole_or_not_at_all(atropos: RunningAtropos) -> None:
     assert atropos.ask("POST", "/scored_data_list", [GOOD, {"tokens": []}]).status == 422
     assert atropos.ask("POST", "/scored_data_list", GOOD).status == 422
@@ -197,6 +266,8 @@ def test_json_needs_its_content_type(atropos: RunningAtropos) -> None:
     body = json.dumps(GOOD).encode()
     assert atropos.ask("POST", "/scored_data", body, {}).status == 422
     assert atropos.ask("POST", "/register", body, {}).status == 422
+    for kind in ("text/json", "application/x+jsonx"):
+        assert atropos.ask("POST", "/scored_data", body, {"content-type": kind}).status == 422
 
 
 def test_unknown_paths_and_methods_are_fastapis(atropos: RunningAtropos) -> None:
@@ -229,7 +300,7 @@ def test_compressed_posts_are_read(atropos: RunningAtropos) -> None:
     zipped = JSON | {"content-encoding": "GZip"}
     whole = gzip.compress(text)
     members = gzip.compress(text[:9]) + gzip.compress(text[9:])
-    for body in (whole, members):
+    for body in (whole, members, whole + bytes(9)):
         assert atropos.ask("POST", "/scored_data", body, zipped).body == {"status": "received"}
     training = gzip.compress(json.dumps(TRAINING).encode())
     assert "uuid" in atropos.ask("POST", "/register", training, zipped).body

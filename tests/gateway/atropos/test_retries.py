@@ -1,0 +1,15 @@
+"""Which posts are retries, without a server."""
+
+from gateway.atropos.retries import Retries
+
+
+async def test_a_retry_that_is_answered_leaves_nothing_behind() -> None:
+    retries = Retries()
+    (lost,) = await retries.recognise([b"f"], lambda: True)
+    retries.number([lost], 7)
+    retries.settle([lost], sent=False)
+    (again,) = await retries.recognise([b"f"], lambda: False)
+    assert again.sequence == 7
+    retries.settle([again], sent=True)
+    assert retries.settled(9) == 9
+    assert not any(kept for kept in vars(retries).values() if isinstance(kept, dict))
