@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from steplog.environment import serving
+from steplog.environment.authors import blamed, told
 from steplog.environment.environment import Environment, settings_class
 from steplog.environment.errors import EnvironmentFailed
-from steplog.environment.rollout import told
 from steplog.sources import House, SettingsError, add_options, load
 
 SERVICE = "env"
@@ -77,6 +77,11 @@ def load_environment(spec: str) -> type[Environment[Any]]:
     where, _, name = spec.rpartition(":")
     try:
         module = _from_file(Path(where)) if where.endswith(".py") else _from_module(where)
+    except SystemExit as error:
+        raise EnvironmentFailed(
+            f"{where} ends itself when it is loaded: "
+            'its .cli() belongs under `if __name__ == "__main__":`'
+        ) from error
     except Exception as error:  # the author's code runs
         raise EnvironmentFailed(f"{where} cannot be loaded: {told(error)}") from error
     found = getattr(module, name, None)
@@ -103,23 +108,33 @@ def _from_module(name: str) -> ModuleType:
 def main(
     cls: type[Environment[Any]], argv: Sequence[str] | None = None, prog: str | None = None
 ) -> int:
+    try:
+        namespace = _parser(cls, prog).parse_args(argv)
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+        settings = load(settings_class(cls), SERVICE, namespace, os.environ, HOUSE)
+        with blamed(f"{cls.__name__}(settings)"):
+            environment = cls(settings)
+        return asyncio.run(_until_stopped(namespace.act_, environment))
+    except SettingsError as error:
+        return _fail(2, *error.problems)
+    except EnvironmentFailed as error:
+        return _fail(1, str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(1, f"{error.filename} cannot be used: {error.strerror}")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser(cls: type[Environment[Any]], prog: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog, description=cls.__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (act, help_) in COMMANDS.items():
         leaf = commands.add_parser(name, help=help_, description=help_, allow_abbrev=False)
         leaf.set_defaults(act_=act)
         add_options(leaf, settings_class(cls))
-    namespace = parser.parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        settings = load(settings_class(cls), SERVICE, namespace, os.environ, HOUSE)
-        return asyncio.run(_until_stopped(namespace.act_, cls(settings)))
-    except SettingsError as error:
-        return _fail(2, *error.problems)
-    except EnvironmentFailed as error:
-        return _fail(1, str(error))
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return parser
 
 
 async def _until_stopped(act: Act, environment: Environment[Any]) -> int:

@@ -57,7 +57,8 @@ hr { border: 0; border-top: 1px dashed var(--line); }
 def write_page(file: Path, title: str, groups: Iterable[Json]) -> None:
     """Replaces the file as a whole: a reader never sees half a page."""
     beside = file.with_name(f".{file.name}.new")
-    beside.write_text(page(title, list(groups)), encoding="utf-8")
+    told = page(title, list(groups))
+    beside.write_text(told, encoding="utf-8", errors="backslashreplace")
     beside.replace(file)
 
 

@@ -16,15 +16,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
 
+from steplog.environment.authors import blamed, numbers
+from steplog.environment.authors import told as told_error
 from steplog.environment.client import About, Backend, Client, Direct
-from steplog.environment.environment import Environment
+from steplog.environment.environment import Environment, check
 from steplog.environment.errors import EnvironmentFailed
 from steplog.environment.group import Group, Leader, settle
 from steplog.environment.journal import Journal
 from steplog.environment.keeping import Rollouts, fresh
 from steplog.environment.progress import Now, open_view
 from steplog.environment.rollout import Item
-from steplog.environment.rollout import told as told_error
 from steplog.environment.settings import EnvironmentSettings
 from steplog.environment.statistics import Statistics
 from steplog.environment.trackers import Run, Trackers
@@ -47,6 +48,7 @@ class Evaluated(NamedTuple):
 
 async def serve(environment: Environment[Item], stop: asyncio.Event | None = None) -> int:
     """Returns how many groups are done, in all lives together."""
+    check(environment)
     settings, folder = environment.settings, home(environment)
     journal, stop = Journal(folder / "journal.jsonl"), stop or asyncio.Event()
     gateway = _gateway(settings)
@@ -57,7 +59,8 @@ async def serve(environment: Environment[Item], stop: asyncio.Event | None = Non
         ):
             await settle(backend, journal, _about(environment))
             if journal.first_state:
-                environment.load_state_dict(journal.first_state)
+                with blamed("load_state_dict()"):
+                    environment.load_state_dict(journal.first_state)
             rollouts = Rollouts(
                 folder, "rollouts", _title(environment), settings.keep, settings.jsonl
             )
@@ -70,6 +73,7 @@ async def serve(environment: Environment[Item], stop: asyncio.Event | None = Non
 
 async def process(environment: Environment[Item], stop: asyncio.Event | None = None) -> Path:
     """Returns the folder with rollouts.jsonl and rollouts.html."""
+    check(environment)
     settings = environment.settings
     if settings.url is None:
         raise EnvironmentFailed(
@@ -85,6 +89,7 @@ async def process(environment: Environment[Item], stop: asyncio.Event | None = N
 
 
 async def evaluate(environment: Environment[Item], stop: asyncio.Event | None = None) -> Evaluated:
+    check(environment)
     settings = environment.settings
     backend = _direct(settings) if settings.url else _gateway(settings)
     async with _running(environment, backend):
@@ -112,7 +117,9 @@ class Session(Generic[Item]):
         self._folder = folder
         self._statistics = Statistics()
         leader = Leader(environment, backend, journal, TRAIN, settings.group_size)
-        self._work = Work(settings, journal, leader, self._draw, self._ended, target)
+        self._work = Work(
+            settings, journal, leader, self._draw, self._ended, target, environment.backlog
+        )
         self._trackers = Trackers(
             settings.trackers, Run(environment.title(), folder, shown(settings))
         )
@@ -125,6 +132,7 @@ class Session(Generic[Item]):
         reporting = asyncio.create_task(self._report_for_ever())
         try:
             await self._work.run(stop)
+            self._check_items(stop)
             if self._evaluation is not None:
                 await self._evaluation
         finally:
@@ -135,9 +143,16 @@ class Session(Generic[Item]):
             await self._report()
             await self._trackers.close()
 
+    def _check_items(self, stop: asyncio.Event) -> None:
+        if not self._journal.count and not stop.is_set():
+            raise EnvironmentFailed(
+                f"{self._environment.title()} has no items: write get_next_item, "
+                "or give it self.items in setup"
+            )
+
     async def _draw(self, number: int) -> Item | None:
         if not self._journal.is_done(number):
-            self._journal.drawn(number, self._environment.state_dict())
+            self._journal.drawn(number, self._environment.state())
         return await self._environment.draw(number)
 
     def _ended(self, group: Group[Item]) -> None:
@@ -181,7 +196,7 @@ class Session(Generic[Item]):
         values["perf/workers"] = self._work.concurrency.limit
         table: list[Mapping[str, Any]] = []
         try:
-            values |= await self._environment.metrics()
+            values |= numbers("metrics()", await self._environment.metrics())
             table = self._table()
         except Exception as error:  # the author's code; rollouts go on
             log.warning("metrics() or table_row() failed: %s", told_error(error))
@@ -213,7 +228,8 @@ async def _evaluate(
     shown: bool = False,
 ) -> Evaluated:
     settings, began = environment.settings, time.monotonic()
-    items = list(islice(iter(await environment.eval_items()), settings.eval_items))
+    with blamed("eval_items()"):
+        items = list(islice(iter(await environment.eval_items()), settings.eval_items))
     if not items:
         raise EnvironmentFailed(
             f"{environment.title()} has nothing to evaluate: give it eval_items"
@@ -250,7 +266,9 @@ async def _evaluate(
             view.close()
     rollouts.write_page()
     metrics = {"usable_share": 1 - statistics.failed / max(1, statistics.rollouts)}
-    metrics |= await environment.evaluate(sorted(groups, key=lambda group: group.number))
+    with blamed("evaluate()"):
+        told = await environment.evaluate(sorted(groups, key=lambda group: group.number))
+        metrics |= numbers("evaluate()", told)
     _write_metrics(folder, environment, metrics, len(groups), time.monotonic() - began)
     return Evaluated(metrics, folder)
 
@@ -277,11 +295,19 @@ def _write_metrics(
 async def _running(environment: Environment[Item], backend: Backend) -> AsyncIterator[Backend]:
     try:
         await backend.ready()
-        await environment.setup()
+        with blamed("setup()"):
+            await environment.setup()
         yield backend
     finally:
-        await environment.cleanup()
+        await _clean_up(environment)
         await backend.close()
+
+
+async def _clean_up(environment: Environment[Item]) -> None:
+    try:
+        await environment.cleanup()
+    except Exception as error:  # the author's; what was done stays, and why it ended is told
+        log.warning("cleanup() failed: %s", told_error(error))
 
 
 @asynccontextmanager
