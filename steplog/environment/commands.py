@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,7 +43,7 @@ async def process(environment: Environment[Any], stop: asyncio.Event) -> int:
     _say(
         f"{folder / 'rollouts.jsonl'} has every group, {folder / 'rollouts.html'} shows the newest"
     )
-    return 0
+    return INTERRUPTED if stop.is_set() else 0
 
 
 async def evaluate(environment: Environment[Any], stop: asyncio.Event) -> int:
@@ -110,7 +111,7 @@ def main(
 ) -> int:
     try:
         namespace = _parser(cls, prog).parse_args(argv)
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", handlers=[Lines()])
         settings = load(settings_class(cls), SERVICE, namespace, os.environ, HOUSE)
         with blamed(f"{cls.__name__}(settings)"):
             environment = cls(settings)
@@ -138,7 +139,8 @@ def _parser(cls: type[Environment[Any]], prog: str | None) -> argparse.ArgumentP
 
 
 async def _until_stopped(act: Act, environment: Environment[Any]) -> int:
-    """The first signal asks it to finish what runs, the second to leave that."""
+    """The first signal asks it to finish what runs, the second to leave that. The third ends the
+    process at once, also where the author's code blocks the loop, which then hears of none."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -149,12 +151,27 @@ async def _until_stopped(act: Act, environment: Environment[Any]) -> int:
             task.cancel()
         stop.set()
 
+    signals = count(1)
+
+    def hear(*_: object) -> None:
+        if next(signals) > 2:
+            raise KeyboardInterrupt
+        loop.call_soon_threadsafe(ask)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ask)
+        signal.signal(number, hear)
     try:
         return await act(environment, stop)
     except asyncio.CancelledError:
         return INTERRUPTED
+
+
+class Lines(logging.Handler):
+    """Looks for the stream at each line: while there is a live bar, another stands in its place, which
+    puts lines above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(self.format(record) + "\n")
 
 
 def _say(line: str) -> None:

@@ -47,6 +47,10 @@ class Work(Generic[Item]):
         self._failures = 0
 
     @property
+    def drain_s(self) -> float:
+        return self._settings.drain_s
+
+    @property
     def running(self) -> int:
         return len(self._running)
 
@@ -62,7 +66,7 @@ class Work(Generic[Item]):
                 self._take_ended()
             await self._drain()
         finally:
-            await _end([stopping, *self._tasks()])
+            await end([stopping, *self._tasks()])
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
         return [*self._running, *([self._drawing] if self._drawing else [])]
@@ -102,12 +106,12 @@ class Work(Generic[Item]):
             )
 
     async def _drain(self) -> None:
-        if self._running and self._settings.drain_s:
-            await asyncio.wait(self._running, timeout=self._settings.drain_s)
+        if self._running and self.drain_s:
+            await asyncio.wait(self._running, timeout=self.drain_s)
         self._take_ended()
 
 
-async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     found = list(tasks)
     for task in found:
         task.cancel()

@@ -130,8 +130,11 @@ def test_what_a_model_writes_stays_text() -> None:
 def test_process_needs_a_url_and_evaluate_needs_items() -> None:
     with pytest.raises(EnvironmentFailed, match="process needs --url"):
         asyncio.run(process(Sums(settings(None))))
-    with pytest.raises(EnvironmentFailed, match="sums has nothing to evaluate"):
-        asyncio.run(evaluate(Sums(settings("http://127.0.0.1:9/v1"))))
+    with (
+        running_server(right) as url,
+        pytest.raises(EnvironmentFailed, match="sums has nothing to evaluate"),
+    ):
+        asyncio.run(evaluate(Sums(settings(url))))
 
 
 def test_a_conversation_is_told_once_and_a_rewritten_one_apart() -> None:

@@ -56,7 +56,9 @@ def overheard(answer: Any, ask: Callable[[AsyncOpenAI], Awaitable[Any]]) -> Call
     calls: list[Call] = []
 
     async def run() -> None:
-        http = httpx2.AsyncClient(transport=Recorder(httpx2.MockTransport(serve), calls.append))
+        http = httpx2.AsyncClient(
+            transport=Recorder(httpx2.MockTransport(serve), calls.append, print)
+        )
         async with AsyncOpenAI(base_url="http://m/v1", api_key="k", http_client=http) as client:
             told = await ask(client)
             if is_stream:
