@@ -189,7 +189,14 @@ class Client:
 
     async def ready(self) -> None:
         """Returns when the gateway can answer calls."""
-        await self._ask("GET", f"{self._gateway}/ready")
+        try:
+            await self._ask("GET", f"{self._gateway}/ready")
+        except GatewayRefused as refused:
+            raise GatewayRefused(
+                refused.status,
+                f"{self._gateway} is no gateway: /ready has {refused.status}; "
+                "give its address without a path, as http://HOST:8100",
+            ) from refused
 
     async def version(self) -> int | None:
         """Of the weights that all engines have. None: no trainer has given any, or nobody answers."""

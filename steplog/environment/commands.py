@@ -65,6 +65,9 @@ COMMANDS: dict[str, tuple[Act, str]] = {
 
 def run(words: Sequence[str]) -> int:
     """`steplog env FILE.py:ENVIRONMENT COMMAND …`."""
+    if words and words[0] in ("-h", "--help"):
+        _say(f"usage: {USAGE}; with --help after any of them, all of its settings")
+        return 0
     if not words or ":" not in words[0]:
         return _fail(2, f"give an environment and what to do: {USAGE}")
     try:

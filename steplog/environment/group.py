@@ -89,6 +89,7 @@ class Group(Generic[Item]):
             "seconds": round(rollout.seconds, 3),
             "tokens": sum(call.tokens for call in rollout.calls),
             "conversations": rollout.conversations(),
+            "speakers": [name for name, _ in rollout.spoken()],
         }
 
 

@@ -105,13 +105,18 @@ def _rollout(rollout: Json) -> str:
     several = rollout["rewards"] if len(rollout["rewards"]) > 1 else {}
     facts += [_fact(f"reward of {name}", value) for name, value in several.items()]
     facts += [f"{rollout['tokens']} tokens", f"{rollout['seconds']:.1f} s"]
-    shown = "<hr>".join("".join(map(turn, turns)) for turns in rollout["conversations"])
+    told = zip(rollout["speakers"], rollout["conversations"], strict=True)
+    shown = "<hr>".join(_speaker(name, several) + "".join(map(turn, said)) for name, said in told)
     why = f"<p class=bad>{text(rollout['reason'])}</p>" if rollout["reason"] else ""
     return (
         f"<details class=rollout><summary>{_reward(rollout)}<span>{text(rollout['status'])}</span>"
         f'<span class="dim number">{" · ".join(fact for fact in facts if fact)}</span></summary>'
         f"{why}{shown}</details>"
     )
+
+
+def _speaker(name: str, several: Json) -> str:
+    return f"<p class=dim>{text(name)}</p>" if several else ""
 
 
 def _reward(rollout: Json) -> str:

@@ -119,7 +119,13 @@ def conversations(calls: Sequence[Call]) -> list[list[Json]]:
     """The messages of the calls, without those that a later call only continues."""
     last: list[Call] = []
     for call in calls:
-        if last and list(call.messages[: len(last[-1].messages)]) == list(last[-1].messages):
+        if last and _continues(call.messages, last[-1].messages):
             last.pop()
         last.append(call)
     return [[*call.messages, call.answer] for call in last]
+
+
+def _continues(messages: Sequence[Json], earlier: Sequence[Json]) -> bool:
+    """The same question once more is another conversation: its answers are not in one another."""
+    before = len(earlier)
+    return len(messages) > before and list(messages[:before]) == list(earlier)

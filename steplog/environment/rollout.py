@@ -138,8 +138,12 @@ class Rollout:
         return self.agents[name]
 
     def conversations(self) -> list[list[Json]]:
+        return [messages for _, messages in self.spoken()]
+
+    def spoken(self) -> list[tuple[str, list[Json]]]:
+        """Conversations, each with the agent whose it is."""
         return [
-            messages
+            (agent.name, messages)
             for agent in self.agents.values()
             for messages in conversations(agent.trajectory.calls)
         ]

@@ -105,7 +105,12 @@ async def evaluate(environment: Environment[Item], stop: asyncio.Event | None = 
     stop = stop or asyncio.Event()
     async with _running(environment, backend, stop):
         folder = fresh(home(environment) / "evaluate")
-        return await _evaluate(environment, backend, folder, stop, shown=True)
+        trackers = Trackers(settings.trackers, Run(environment.title(), folder, shown(settings)))
+        found = await _evaluate(environment, backend, folder, stop, with_view=True)
+        if not stop.is_set():
+            trackers.write(0, _as_evaluation(found.metrics))
+        await trackers.close()
+        return found
 
 
 class Session(Generic[Item]):
@@ -192,8 +197,7 @@ class Session(Generic[Item]):
             return
         if self._stop.is_set():  # then it may have only a part of the items
             return
-        values = {f"eval/{name}": value for name, value in told.metrics.items()}
-        self._trackers.write(after, values)
+        self._trackers.write(after, _as_evaluation(told.metrics))
 
     async def _report_for_ever(self) -> None:
         while True:
@@ -238,7 +242,7 @@ async def _evaluate(
     backend: Backend,
     folder: Path,
     stop: asyncio.Event,
-    shown: bool = False,
+    with_view: bool = False,
 ) -> Evaluated:
     settings, began = environment.settings, time.monotonic()
     with blamed("eval_items()"):
@@ -267,7 +271,7 @@ async def _evaluate(
     leader = Leader(environment, backend, journal, VAL, settings.eval_samples)
     work = Work(settings, journal, leader, draw, ended, target=len(items))
     view = None
-    if shown:
+    if with_view:
 
         def now() -> Now:
             limit, why = work.concurrency.limit, _waits_for(backend, stop, work)
@@ -288,6 +292,10 @@ async def _evaluate(
         metrics |= numbers("evaluate()", told)
     _write_metrics(folder, environment, metrics, len(groups), time.monotonic() - began)
     return Evaluated(metrics, folder)
+
+
+def _as_evaluation(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {f"eval/{name}": value for name, value in metrics.items()}
 
 
 def _write_metrics(
