@@ -22,7 +22,7 @@ import httpx2
 from openai import AsyncOpenAI
 
 from steplog.environment.errors import GatewayLost, GatewayRefused
-from steplog.environment.recording import Call, Json, Recorder
+from steplog.environment.recording import Call, Json, Recorder, no_answer
 
 Status = Literal["completed", "truncated", "failed", "cancelled"]
 
@@ -77,8 +77,12 @@ class Trajectory:
 class Backend(Protocol):
     """Where rollouts find their model."""
 
-    waits_for: str
-    """Why a request of ours waits at the moment; nothing: none does."""
+    where: str
+    """The words for it."""
+
+    @property
+    def waits_for(self) -> str:
+        """Why a request of ours waits at the moment; nothing: none does."""
 
     async def ready(self) -> None: ...
 
@@ -101,11 +105,19 @@ class Connections:
         self.transport = httpx2.AsyncHTTPTransport(limits=limits, proxy=_proxy(url))
         self._api_key = api_key or "none"
         self._timeout = httpx2.Timeout(timeout_s, connect=CONNECT_S)
+        self.trouble = ""
+        """Why a call of an agent is repeated at the moment."""
+
+    def meet(self, trouble: str) -> str:
+        self.trouble = trouble
+        return trouble
 
     def trajectory(self, base_url: str, prompt_uid: str) -> Trajectory:
         calls: list[Call] = []
         http = httpx2.AsyncClient(
-            transport=Recorder(self.transport, calls.append), trust_env=False, timeout=self._timeout
+            transport=Recorder(self.transport, calls.append, self.meet),
+            trust_env=False,
+            timeout=self._timeout,
         )
         client = AsyncOpenAI(
             base_url=base_url,
@@ -145,7 +157,12 @@ class Client:
             timeout=httpx2.Timeout(CONTROL_S, connect=CONNECT_S),
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
         )
-        self.waits_for = ""
+        self.where = f"the gateway at {self._gateway}"
+        self._waits_for = ""
+
+    @property
+    def waits_for(self) -> str:
+        return self._waits_for or self._connections.trouble
 
     async def __aenter__(self) -> Self:
         return self
@@ -172,7 +189,14 @@ class Client:
 
     async def ready(self) -> None:
         """Returns when the gateway can answer calls."""
-        await self._ask("GET", f"{self._gateway}/ready")
+        try:
+            await self._ask("GET", f"{self._gateway}/ready")
+        except GatewayRefused as refused:
+            raise GatewayRefused(
+                refused.status,
+                f"{self._gateway} is no gateway: /ready has {refused.status}; "
+                "give its address without a path, as http://HOST:8100",
+            ) from refused
 
     async def version(self) -> int | None:
         """Of the weights that all engines have. None: no trainer has given any, or nobody answers."""
@@ -226,10 +250,10 @@ class Client:
                         refusals.append(pause)
                 else:
                     return reply
-                self.waits_for = trouble
+                self._waits_for = trouble
                 await asyncio.sleep(pause)
         finally:
-            self.waits_for = ""
+            self._waits_for = ""
 
     async def _attempt(
         self, method: str, url: str, body: Json | None
@@ -238,7 +262,7 @@ class Client:
         try:
             reply = await self._http.request(method, url, json=body)
         except httpx2.TransportError as error:
-            return None, f"no answer ({str(error) or type(error).__name__})"
+            return None, no_answer(error)
         if reply.status_code < 400:
             return reply, ""
         trouble = _message(reply)
@@ -250,9 +274,7 @@ class Client:
 
     def _check_patience(self, lost_at: float, trouble: str) -> None:
         if self._clock() - lost_at > self._patience_s:
-            raise GatewayLost(
-                f"the gateway at {self._gateway} was not usable for {self._patience_s:g} s: {trouble}"
-            )
+            raise GatewayLost(f"{self.where} was not usable for {self._patience_s:g} s: {trouble}")
 
 
 def _message(reply: httpx2.Response) -> str:
@@ -272,14 +294,37 @@ def _retry_after(reply: httpx2.Response) -> float:
 class Direct:
     """Any OpenAI-style URL: a Backend that records nothing."""
 
-    waits_for = ""
-
-    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
-        self._url = url
+    def __init__(self, url: str, api_key: str | None, timeout_s: float, patience_s: float) -> None:
+        self._url = self.where = url
+        self._patience_s = patience_s
         self._connections = Connections(url, api_key, timeout_s)
+        self._http = httpx2.AsyncClient(
+            transport=self._connections.transport,
+            trust_env=False,
+            timeout=httpx2.Timeout(CONTROL_S, connect=CONNECT_S),
+        )
+
+    @property
+    def waits_for(self) -> str:
+        return self._connections.trouble
 
     async def ready(self) -> None:
-        pass
+        """Returns when there is an answer, whatever it says: not everyone has a list of models."""
+        began, pause = time.monotonic(), SHORTEST_PAUSE
+        while self._connections.meet(await self._knock()):
+            if time.monotonic() - began > self._patience_s:
+                raise GatewayLost(
+                    f"{self.where} was not usable for {self._patience_s:g} s: {self.waits_for}"
+                )
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    async def _knock(self) -> str:
+        try:
+            await self._http.get(f"{self._url}/models")
+        except httpx2.TransportError as error:
+            return no_answer(error)
+        return ""
 
     async def name(self, prompt_uid: str) -> Trajectory:
         return self._connections.trajectory(self._url, prompt_uid)
@@ -294,4 +339,4 @@ class Direct:
         pass
 
     async def close(self) -> None:
-        await self._connections.transport.aclose()
+        await self._http.aclose()

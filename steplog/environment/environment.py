@@ -3,10 +3,13 @@
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from inspect import iscoroutinefunction, unwrap
 from random import Random
 from statistics import fmean, stdev
 from typing import Any, ClassVar, Generic, NoReturn, get_type_hints
 
+from steplog.environment.authors import blamed
+from steplog.environment.errors import EnvironmentFailed
 from steplog.environment.group import Group
 from steplog.environment.rollout import Item, Rollout, run_all
 from steplog.environment.settings import EnvironmentSettings
@@ -58,10 +61,10 @@ class Environment(Generic[Item]):
 
     # Rollouts
 
-    async def collect_trajectory(self, item: Item, rollout: Rollout) -> float | None:  # noqa: ARG002
+    async def collect_trajectory(self, item: Item, rollout: Rollout) -> float | None:
         """One try: talk to `rollout.client`, and return the reward. None leaves it to a reward worker.
         What it raises fails this rollout alone."""
-        raise TypeError(f"{type(self).__name__} has no collect_trajectory")
+        raise NotImplementedError
 
     async def collect_trajectories(self, item: Item, rollouts: Sequence[Rollout]) -> None:
         """All tries at an item, by default at the same time."""
@@ -124,7 +127,12 @@ class Environment(Generic[Item]):
     async def draw(self, index: int) -> Item | None:
         self.index = index
         self.random = Random(f"{self.settings.seed}/{index}")
-        return self.backlog.popleft() if self.backlog else await self.get_next_item()
+        with blamed("get_next_item()"):
+            return self.backlog.popleft() if self.backlog else await self.get_next_item()
+
+    def state(self) -> Json:
+        with blamed("state_dict()"):
+            return self.state_dict()
 
     @classmethod
     def title(cls) -> str:
@@ -141,5 +149,48 @@ class Environment(Generic[Item]):
 
 def settings_class(environment: type[Environment[Any]]) -> type[EnvironmentSettings]:
     """As the class's annotation of `settings` says."""
-    found: type[EnvironmentSettings] = get_type_hints(environment)["settings"]
+    try:
+        found = get_type_hints(environment)["settings"]
+    except Exception as error:  # an annotation may be any expression
+        raise EnvironmentFailed(
+            f"an annotation of {environment.__name__} cannot be read: {error}"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, EnvironmentSettings)):
+        raise EnvironmentFailed(
+            f"`settings` of {environment.__name__} must be annotated with a subclass of "
+            "EnvironmentSettings"
+        )
     return found
+
+
+ASYNCHRONOUS = (
+    *("setup", "get_next_item", "collect_trajectory", "collect_trajectories", "score"),
+    *("eval_items", "evaluate", "metrics", "cleanup"),
+)
+
+
+def check(environment: Environment[Any]) -> None:
+    """What would fail every rollout is better said before the first."""
+    cls = type(environment)
+    for name in ASYNCHRONOUS:
+        if not iscoroutinefunction(unwrap(getattr(cls, name))):
+            raise EnvironmentFailed(
+                f"{name} of {cls.__name__} must be written with `async def`, and return, not yield"
+            )
+    if not _collects(cls):
+        raise EnvironmentFailed(
+            f"{cls.__name__} needs `async def collect_trajectory(self, item, rollout)`"
+        )
+    if not hasattr(environment, "backlog"):
+        raise EnvironmentFailed(f"__init__ of {cls.__name__} must call super().__init__(settings)")
+    names = cls.agents
+    if isinstance(names, str) or not names or len(set(names)) < len(names):
+        raise EnvironmentFailed(
+            f"`agents` of {cls.__name__} must be a tuple of different names, as "
+            '("buyer", "seller") or ("agent",)'
+        )
+
+
+def _collects(cls: type[Environment[Any]]) -> bool:
+    names = ("collect_trajectory", "collect_trajectories")
+    return any(getattr(cls, name) is not getattr(Environment, name) for name in names)

@@ -13,10 +13,11 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, Generic
 from uuid import uuid4
 
+from steplog.environment.authors import RAISED, blamed, cancellations, told
 from steplog.environment.client import About, Backend, Ending
 from steplog.environment.errors import EnvironmentFailed, GatewayRefused
 from steplog.environment.journal import Journal
-from steplog.environment.rollout import Item, Place, Rollout, told
+from steplog.environment.rollout import Item, Place, Rollout
 
 if TYPE_CHECKING:
     from steplog.environment.environment import Environment
@@ -88,6 +89,7 @@ class Group(Generic[Item]):
             "seconds": round(rollout.seconds, 3),
             "tokens": sum(call.tokens for call in rollout.calls),
             "conversations": rollout.conversations(),
+            "speakers": [name for name, _ in rollout.spoken()],
         }
 
 
@@ -130,19 +132,19 @@ class Leader(Generic[Item]):
         ends = endings(group.rollouts)
         self._journal.ended(number, ends)
         await close(self._backend, ends)
-        self._journal.finished(number, self._environment.state_dict())
+        self._journal.finished(number, self._environment.state())
         return group
 
     async def _begin(self, group: Group[Item]) -> None:
         settings = self._environment.settings
+        with blamed("metadata()"):
+            metadata = dict(self._environment.metadata(group.item))
+            json.dumps(metadata)
         about = About(
             channel=self._channel,
             group_size=self._size,
             deadline_s=settings.deadline_s,
-            metadata={
-                "environment": self._environment.title(),
-                **self._environment.metadata(group.item),
-            },
+            metadata={"environment": self._environment.title(), **metadata},
         )
         place = Place(
             backend=self._backend,
@@ -164,16 +166,21 @@ class Leader(Generic[Item]):
 
     async def _play(self, group: Group[Item]) -> None:
         item, rollouts = group.item, group.rollouts
+        limit_s, before = self._environment.settings.deadline_s, cancellations()
         try:
-            await self._environment.collect_trajectories(item, rollouts)
-            await self._environment.score(item, rollouts)
+            async with asyncio.timeout(limit_s) as limit:
+                await self._environment.collect_trajectories(item, rollouts)
+                await self._environment.score(item, rollouts)
         except EnvironmentFailed:
             raise
-        except Exception as error:
+        except RAISED as error:
+            if isinstance(error, asyncio.CancelledError) and cancellations() > before:
+                raise
+            why = f"it took over {limit_s:g} s" if limit.expired() else told(error)
             for rollout in rollouts:
-                rollout.fail(f"its group failed: {told(error)}")
+                rollout.fail(f"its group failed: {why}")
         for rollout in rollouts:
-            rollout.check_rewards()
+            rollout.check()
 
     async def _drop(self, group: Group[Item]) -> None:
         """The process ends in the middle of it; its item is drawn again by the next one."""

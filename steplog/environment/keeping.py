@@ -21,7 +21,8 @@ class Rollouts:
         line = group.line()
         self._newest.appendleft(line)
         if self.lines is not None:
-            with self.lines.open("a", encoding="utf-8") as file:
+            # Half of a pair of surrogates has no form in UTF-8, and models do write it.
+            with self.lines.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
 
     def write_page(self) -> None:

@@ -57,7 +57,8 @@ hr { border: 0; border-top: 1px dashed var(--line); }
 def write_page(file: Path, title: str, groups: Iterable[Json]) -> None:
     """Replaces the file as a whole: a reader never sees half a page."""
     beside = file.with_name(f".{file.name}.new")
-    beside.write_text(page(title, list(groups)), encoding="utf-8")
+    told = page(title, list(groups))
+    beside.write_text(told, encoding="utf-8", errors="backslashreplace")
     beside.replace(file)
 
 
@@ -104,13 +105,18 @@ def _rollout(rollout: Json) -> str:
     several = rollout["rewards"] if len(rollout["rewards"]) > 1 else {}
     facts += [_fact(f"reward of {name}", value) for name, value in several.items()]
     facts += [f"{rollout['tokens']} tokens", f"{rollout['seconds']:.1f} s"]
-    shown = "<hr>".join("".join(map(turn, turns)) for turns in rollout["conversations"])
+    told = zip(rollout["speakers"], rollout["conversations"], strict=True)
+    shown = "<hr>".join(_speaker(name, several) + "".join(map(turn, said)) for name, said in told)
     why = f"<p class=bad>{text(rollout['reason'])}</p>" if rollout["reason"] else ""
     return (
         f"<details class=rollout><summary>{_reward(rollout)}<span>{text(rollout['status'])}</span>"
         f'<span class="dim number">{" · ".join(fact for fact in facts if fact)}</span></summary>'
         f"{why}{shown}</details>"
     )
+
+
+def _speaker(name: str, several: Json) -> str:
+    return f"<p class=dim>{text(name)}</p>" if several else ""
 
 
 def _reward(rollout: Json) -> str:

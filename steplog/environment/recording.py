@@ -33,15 +33,27 @@ class Call:
 
 
 class Recorder(httpx2.AsyncBaseTransport):
-    """Tells `heard` of every call. The connections belong to `inner`, which many of these share."""
+    """Tells `heard` of every call, and `trouble` why one is not answered, which OpenAI's client keeps
+    to itself while it repeats it. The connections belong to `inner`, which many of these share."""
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, heard: Callable[[Call], None]) -> None:
+    def __init__(
+        self,
+        inner: httpx2.AsyncBaseTransport,
+        heard: Callable[[Call], None],
+        trouble: Callable[[str], object],
+    ) -> None:
         self._inner = inner
         self._heard = heard
+        self._trouble = trouble
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         began = time.monotonic()
-        response = await self._inner.handle_async_request(request)
+        try:
+            response = await self._inner.handle_async_request(request)
+        except httpx2.TransportError as error:
+            self._trouble(no_answer(error))
+            raise
+        self._trouble(f"status {response.status_code}" if is_outage(response) else "")
         if response.status_code == 409:
             # A trajectory that is closed stays closed; OpenAI's client would ask again for minutes.
             response.headers["x-should-retry"] = "false"
@@ -58,6 +70,15 @@ class Recorder(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         pass
+
+
+def no_answer(error: httpx2.TransportError) -> str:
+    return f"no answer ({str(error) or type(error).__name__})"
+
+
+def is_outage(response: httpx2.Response) -> bool:
+    """OpenAI's client asks again."""
+    return response.status_code == 429 or response.status_code >= 500
 
 
 class _Overheard(httpx2.AsyncByteStream):
@@ -98,7 +119,13 @@ def conversations(calls: Sequence[Call]) -> list[list[Json]]:
     """The messages of the calls, without those that a later call only continues."""
     last: list[Call] = []
     for call in calls:
-        if last and list(call.messages[: len(last[-1].messages)]) == list(last[-1].messages):
+        if last and _continues(call.messages, last[-1].messages):
             last.pop()
         last.append(call)
     return [[*call.messages, call.answer] for call in last]
+
+
+def _continues(messages: Sequence[Json], earlier: Sequence[Json]) -> bool:
+    """The same question once more is another conversation: its answers are not in one another."""
+    before = len(earlier)
+    return len(messages) > before and list(messages[:before]) == list(earlier)

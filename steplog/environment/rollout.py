@@ -13,13 +13,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from traceback import extract_tb
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import openai
 from openai import AsyncOpenAI
 
+from steplog.environment.authors import RAISED, cancellations, numbers, told
 from steplog.environment.client import About, Backend, Ending, Status, Trajectory
 from steplog.environment.errors import EnvironmentFailed, GatewayRefused, TryAgain
 from steplog.environment.recording import Call, Json, conversations
@@ -139,8 +138,12 @@ class Rollout:
         return self.agents[name]
 
     def conversations(self) -> list[list[Json]]:
+        return [messages for _, messages in self.spoken()]
+
+    def spoken(self) -> list[tuple[str, list[Json]]]:
+        """Conversations, each with the agent whose it is."""
         return [
-            messages
+            (agent.name, messages)
             for agent in self.agents.values()
             for messages in conversations(agent.trajectory.calls)
         ]
@@ -181,6 +184,7 @@ class Rollout:
         self, collect: Callable[[Item, "Rollout"], Awaitable[float | None]], item: Item
     ) -> bool:
         """False: there was an outage, and there are attempts left."""
+        before = cancellations()
         try:
             async with asyncio.timeout(self.place.timeout_s) as limit:
                 self._take(await collect(item, self))
@@ -194,8 +198,11 @@ class Rollout:
         except TimeoutError as error:
             late = limit.expired()
             self.fail(f"it took over {self.place.timeout_s:g} s" if late else told(error))
-        except Exception as error:
+        except RAISED as error:
+            if isinstance(error, asyncio.CancelledError) and cancellations() > before:
+                raise
             self.fail(told(error))
+            return not _are_outages(error) or self.attempt >= self.place.attempts
         return True
 
     def _take(self, reward: float | None) -> None:
@@ -214,14 +221,17 @@ class Rollout:
         self.place.begun([agent.trajectory.base_url for agent in self.agents.values()])
         await self.place.register(self.agents)
 
-    def check_rewards(self) -> None:
-        """A reward that no trainer could use fails the rollout."""
+    def check(self) -> None:
+        """A status or a reward that no trainer could use fails the rollout; a metric is left out."""
+        self.metrics = numbers("rollout.metrics", self.metrics)
+        if self.status not in get_args(Status):
+            self.fail(f"its status is {self.status!r}; there are {', '.join(get_args(Status))}")
         for agent in self.agents.values():
             if agent.reward is None:
                 continue
             try:
                 agent.reward = float(agent.reward)
-            except (TypeError, ValueError):
+            except Exception:  # any object of theirs
                 self.fail(f"the reward of {agent.name} is {agent.reward!r}, not a number")
                 return
             if not math.isfinite(agent.reward):
@@ -229,15 +239,9 @@ class Rollout:
                 return
 
 
-def told(error: BaseException) -> str:
-    """The error, and the line of the author's code that met it."""
-    words = f"{type(error).__name__}: {error}".strip().removesuffix(":")
-    frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-    return f"{words} ({Path(frames[0].filename).name}:{frames[0].lineno})" if frames else words
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).parent == Path(__file__).parent
+def _are_outages(error: BaseException) -> bool:
+    """As a TaskGroup raises them."""
+    return isinstance(error, ExceptionGroup) and error.split(OUTAGES)[1] is None
 
 
 async def run_all(

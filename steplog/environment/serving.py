@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -16,19 +17,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
 
+from steplog.environment.authors import blamed, numbers
+from steplog.environment.authors import told as told_error
 from steplog.environment.client import About, Backend, Client, Direct
-from steplog.environment.environment import Environment
+from steplog.environment.environment import Environment, check
 from steplog.environment.errors import EnvironmentFailed
 from steplog.environment.group import Group, Leader, settle
 from steplog.environment.journal import Journal
 from steplog.environment.keeping import Rollouts, fresh
 from steplog.environment.progress import Now, open_view
 from steplog.environment.rollout import Item
-from steplog.environment.rollout import told as told_error
 from steplog.environment.settings import EnvironmentSettings
 from steplog.environment.statistics import Statistics
 from steplog.environment.trackers import Run, Trackers
-from steplog.environment.work import Work
+from steplog.environment.work import Work, end
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,9 @@ GROUPS = 8
 """Of `process`, where no number is given."""
 VERSION_EVERY_S = 1.0
 """Between two looks at the version, where one ends the run."""
+SILENT_S = 2.0
+"""A gateway that takes longer to answer is told of."""
+FIRST = asyncio.FIRST_COMPLETED
 LOGIN = re.compile(r"(?<=//)[^/@\s]+(?=@)")
 
 
@@ -47,22 +52,30 @@ class Evaluated(NamedTuple):
 
 async def serve(environment: Environment[Item], stop: asyncio.Event | None = None) -> int:
     """Returns how many groups are done, in all lives together."""
+    check(environment)
     settings, folder = environment.settings, home(environment)
     journal, stop = Journal(folder / "journal.jsonl"), stop or asyncio.Event()
+    if settings.groups is not None and journal.count >= settings.groups:
+        log.warning(
+            "%s has %d groups of earlier: give more, or another --dir", folder, journal.count
+        )
     gateway = _gateway(settings)
     try:
         async with (
-            _running(environment, gateway) as backend,
+            _running(environment, gateway, stop) as backend,
             _stopping_at(settings.until_version, gateway, stop),
         ):
             await settle(backend, journal, _about(environment))
             if journal.first_state:
-                environment.load_state_dict(journal.first_state)
+                with blamed("load_state_dict()"):
+                    environment.load_state_dict(journal.first_state)
             rollouts = Rollouts(
                 folder, "rollouts", _title(environment), settings.keep, settings.jsonl
             )
-            session = Session(environment, backend, journal, rollouts, folder, settings.groups)
-            await session.run(stop)
+            session = Session(
+                environment, backend, journal, rollouts, folder, settings.groups, stop
+            )
+            await session.run()
             return journal.count
     finally:
         journal.close()
@@ -70,26 +83,34 @@ async def serve(environment: Environment[Item], stop: asyncio.Event | None = Non
 
 async def process(environment: Environment[Item], stop: asyncio.Event | None = None) -> Path:
     """Returns the folder with rollouts.jsonl and rollouts.html."""
+    check(environment)
     settings = environment.settings
     if settings.url is None:
         raise EnvironmentFailed(
             "process needs --url, an OpenAI-style URL such as http://HOST:PORT/v1"
         )
-    folder = fresh(home(environment) / "process")
-    async with _running(environment, _direct(settings)) as backend:
+    folder, stop = fresh(home(environment) / "process"), stop or asyncio.Event()
+    async with _running(environment, _direct(settings), stop) as backend:
         rollouts = Rollouts(folder, "rollouts", _title(environment), settings.keep, jsonl=True)
         target = settings.groups or GROUPS
-        session = Session(environment, backend, Journal(None), rollouts, folder, target)
-        await session.run(stop or asyncio.Event())
+        session = Session(environment, backend, Journal(None), rollouts, folder, target, stop)
+        await session.run()
     return folder
 
 
 async def evaluate(environment: Environment[Item], stop: asyncio.Event | None = None) -> Evaluated:
+    check(environment)
     settings = environment.settings
     backend = _direct(settings) if settings.url else _gateway(settings)
-    async with _running(environment, backend):
+    stop = stop or asyncio.Event()
+    async with _running(environment, backend, stop):
         folder = fresh(home(environment) / "evaluate")
-        return await _evaluate(environment, backend, folder, stop or asyncio.Event(), shown=True)
+        trackers = Trackers(settings.trackers, Run(environment.title(), folder, shown(settings)))
+        found = await _evaluate(environment, backend, folder, stop, with_view=True)
+        if not stop.is_set():
+            trackers.write(0, _as_evaluation(found.metrics))
+        await trackers.close()
+        return found
 
 
 class Session(Generic[Item]):
@@ -103,6 +124,7 @@ class Session(Generic[Item]):
         rollouts: Rollouts,
         folder: Path,
         target: int | None,
+        stop: asyncio.Event,
     ) -> None:
         settings = environment.settings
         self._environment = environment
@@ -110,9 +132,12 @@ class Session(Generic[Item]):
         self._journal = journal
         self._rollouts = rollouts
         self._folder = folder
+        self._stop = stop
         self._statistics = Statistics()
         leader = Leader(environment, backend, journal, TRAIN, settings.group_size)
-        self._work = Work(settings, journal, leader, self._draw, self._ended, target)
+        self._work = Work(
+            settings, journal, leader, self._draw, self._ended, target, environment.backlog
+        )
         self._trackers = Trackers(
             settings.trackers, Run(environment.title(), folder, shown(settings))
         )
@@ -121,23 +146,29 @@ class Session(Generic[Item]):
         self._counted = journal.count
         self._view = open_view(_title(environment), self._statistics, self._now)
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self) -> None:
         reporting = asyncio.create_task(self._report_for_ever())
         try:
-            await self._work.run(stop)
+            await self._work.run(self._stop)
+            self._check_items()
             if self._evaluation is not None:
                 await self._evaluation
         finally:
             self._view.close()
-            for task in (reporting, self._evaluation):
-                if task is not None:
-                    task.cancel()
+            await end([reporting, *([self._evaluation] if self._evaluation else [])])
             await self._report()
             await self._trackers.close()
 
+    def _check_items(self) -> None:
+        if not self._journal.count and not self._stop.is_set():
+            raise EnvironmentFailed(
+                f"{self._environment.title()} has no items: write get_next_item, "
+                "or give it self.items in setup"
+            )
+
     async def _draw(self, number: int) -> Item | None:
         if not self._journal.is_done(number):
-            self._journal.drawn(number, self._environment.state_dict())
+            self._journal.drawn(number, self._environment.state())
         return await self._environment.draw(number)
 
     def _ended(self, group: Group[Item]) -> None:
@@ -160,12 +191,13 @@ class Session(Generic[Item]):
     async def _evaluate(self, after: int) -> None:
         folder = fresh(self._folder / f"evaluate-after-{after}")
         try:
-            told = await _evaluate(self._environment, self._backend, folder, asyncio.Event())
+            told = await _evaluate(self._environment, self._backend, folder, self._stop)
         except Exception as error:  # it is the author's; training goes on
             log.warning("the evaluation after %d groups failed: %s", after, told_error(error))
             return
-        values = {f"eval/{name}": value for name, value in told.metrics.items()}
-        self._trackers.write(after, values)
+        if self._stop.is_set():  # then it may have only a part of the items
+            return
+        self._trackers.write(after, _as_evaluation(told.metrics))
 
     async def _report_for_ever(self) -> None:
         while True:
@@ -181,7 +213,7 @@ class Session(Generic[Item]):
         values["perf/workers"] = self._work.concurrency.limit
         table: list[Mapping[str, Any]] = []
         try:
-            values |= await self._environment.metrics()
+            values |= numbers("metrics()", await self._environment.metrics())
             table = self._table()
         except Exception as error:  # the author's code; rollouts go on
             log.warning("metrics() or table_row() failed: %s", told_error(error))
@@ -201,7 +233,7 @@ class Session(Generic[Item]):
             target=work.target,
             running=work.running,
             limit=work.concurrency.limit,
-            waits_for=self._backend.waits_for,
+            waits_for=_waits_for(self._backend, self._stop, work),
         )
 
 
@@ -210,10 +242,11 @@ async def _evaluate(
     backend: Backend,
     folder: Path,
     stop: asyncio.Event,
-    shown: bool = False,
+    with_view: bool = False,
 ) -> Evaluated:
     settings, began = environment.settings, time.monotonic()
-    items = list(islice(iter(await environment.eval_items()), settings.eval_items))
+    with blamed("eval_items()"):
+        items = list(islice(iter(await environment.eval_items()), settings.eval_items))
     if not items:
         raise EnvironmentFailed(
             f"{environment.title()} has nothing to evaluate: give it eval_items"
@@ -232,15 +265,17 @@ async def _evaluate(
         groups.append(group)
         statistics.add(group)
         rollouts.add(group)
+        if view is not None:
+            view.tick()
 
     leader = Leader(environment, backend, journal, VAL, settings.eval_samples)
     work = Work(settings, journal, leader, draw, ended, target=len(items))
     view = None
-    if shown:
+    if with_view:
 
         def now() -> Now:
-            limit = work.concurrency.limit
-            return Now(len(groups), len(items), work.running, limit, backend.waits_for)
+            limit, why = work.concurrency.limit, _waits_for(backend, stop, work)
+            return Now(len(groups), len(items), work.running, limit, why)
 
         view = open_view(f"{_title(environment)}: evaluation", statistics, now)
     try:
@@ -248,11 +283,19 @@ async def _evaluate(
     finally:
         if view is not None:
             view.close()
+    if not groups:
+        raise EnvironmentFailed("the evaluation was stopped before any item was done")
     rollouts.write_page()
-    metrics = {"usable_share": 1 - statistics.failed / max(1, statistics.rollouts)}
-    metrics |= await environment.evaluate(sorted(groups, key=lambda group: group.number))
+    metrics = {"usable_share": 1 - statistics.failed / statistics.rollouts}
+    with blamed("evaluate()"):
+        told = await environment.evaluate(sorted(groups, key=lambda group: group.number))
+        metrics |= numbers("evaluate()", told)
     _write_metrics(folder, environment, metrics, len(groups), time.monotonic() - began)
     return Evaluated(metrics, folder)
+
+
+def _as_evaluation(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {f"eval/{name}": value for name, value in metrics.items()}
 
 
 def _write_metrics(
@@ -274,14 +317,39 @@ def _write_metrics(
 
 
 @asynccontextmanager
-async def _running(environment: Environment[Item], backend: Backend) -> AsyncIterator[Backend]:
+async def _running(
+    environment: Environment[Item], backend: Backend, stop: asyncio.Event
+) -> AsyncIterator[Backend]:
     try:
-        await backend.ready()
-        await environment.setup()
+        await _wait_for(backend, stop)
+        with blamed("setup()"):
+            await environment.setup()
         yield backend
     finally:
-        await environment.cleanup()
+        await _clean_up(environment)
         await backend.close()
+
+
+async def _wait_for(backend: Backend, stop: asyncio.Event) -> None:
+    """Says so if it takes a while, and until when it may be asked to stop."""
+    ready, stopping = asyncio.create_task(backend.ready()), asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait({ready, stopping}, timeout=SILENT_S, return_when=FIRST)
+        if not done:
+            sys.stderr.write(f"waits for {backend.where}: {backend.waits_for}\n")
+            await asyncio.wait({ready, stopping}, return_when=FIRST)
+        if not ready.done():
+            raise EnvironmentFailed(f"stopped while it waited for {backend.where}")
+        ready.result()
+    finally:
+        await end([ready, stopping])
+
+
+async def _clean_up(environment: Environment[Item]) -> None:
+    try:
+        await environment.cleanup()
+    except Exception as error:  # the author's; what was done stays, and why it ended is told
+        log.warning("cleanup() failed: %s", told_error(error))
 
 
 @asynccontextmanager
@@ -333,6 +401,12 @@ def _title(environment: Environment[Any]) -> str:
     return f"steplog {environment.title()}"
 
 
+def _waits_for(backend: Backend, stop: asyncio.Event, work: Work[Any]) -> str:
+    if stop.is_set() and work.running:
+        return f"asked to stop, running groups get {work.drain_s:g} s; asked again it leaves them"
+    return backend.waits_for
+
+
 def _key(settings: EnvironmentSettings) -> str | None:
     return settings.api_key.get_secret_value() if settings.api_key else None
 
@@ -348,4 +422,4 @@ def _gateway(settings: EnvironmentSettings) -> Client:
 
 def _direct(settings: EnvironmentSettings) -> Direct:
     assert settings.url is not None
-    return Direct(settings.url, _key(settings), settings.rollout_timeout_s)
+    return Direct(settings.url, _key(settings), settings.rollout_timeout_s, settings.patience_s)

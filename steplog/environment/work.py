@@ -5,7 +5,7 @@ groups some time; what is not done by then is cancelled, and the next process dr
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, Generic
 
 from steplog.environment.concurrency import Concurrency
@@ -19,7 +19,8 @@ Draw = Callable[[int], Coroutine[Any, Any, Item | None]]
 
 
 class Work(Generic[Item]):
-    """`ended` is told of every group. `target` counts those of earlier lives too."""
+    """`ended` is told of every group. `target` counts those of earlier lives too. What rollouts put
+    into the `backlog` is drawn also when there are no more items."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class Work(Generic[Item]):
         draw: Draw[Item],
         ended: Callable[[Group[Item]], None],
         target: int | None,
+        backlog: Collection[Item] = (),
     ) -> None:
         self._settings = settings
         self._journal = journal
@@ -36,12 +38,17 @@ class Work(Generic[Item]):
         self._draw = draw
         self._ended = ended
         self.target = target
+        self._backlog = backlog
         self.concurrency = Concurrency(settings.workers)
         self._running: set[asyncio.Task[Group[Item]]] = set()
         self._drawing: asyncio.Task[Item | None] | None = None
         self._next = journal.first
         self._is_exhausted = False
         self._failures = 0
+
+    @property
+    def drain_s(self) -> float:
+        return self._settings.drain_s
 
     @property
     def running(self) -> int:
@@ -59,14 +66,14 @@ class Work(Generic[Item]):
                 self._take_ended()
             await self._drain()
         finally:
-            await _end([stopping, *self._tasks()])
+            await end([stopping, *self._tasks()])
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
         return [*self._running, *([self._drawing] if self._drawing else [])]
 
     def _may_draw(self) -> bool:
         wanted = self.target is None or self._journal.count + self.running < self.target
-        return wanted and not self._is_exhausted
+        return wanted and (not self._is_exhausted or bool(self._backlog))
 
     def _has_room(self) -> bool:
         return self._may_draw() and self.running < self.concurrency.limit
@@ -76,10 +83,11 @@ class Work(Generic[Item]):
             return
         item, number = self._drawing.result(), self._next
         self._drawing = None
-        self._next += 1
         if item is None:
             self._is_exhausted = True
-        elif not self._journal.is_done(number):
+            return
+        self._next += 1
+        if not self._journal.is_done(number):
             self._running.add(asyncio.create_task(self._leader.lead(number, item)))
 
     def _take_ended(self) -> None:
@@ -98,12 +106,12 @@ class Work(Generic[Item]):
             )
 
     async def _drain(self) -> None:
-        if self._running and self._settings.drain_s:
-            await asyncio.wait(self._running, timeout=self._settings.drain_s)
+        if self._running and self.drain_s:
+            await asyncio.wait(self._running, timeout=self.drain_s)
         self._take_ended()
 
 
-async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     found = list(tasks)
     for task in found:
         task.cancel()

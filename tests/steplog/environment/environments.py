@@ -82,6 +82,20 @@ class Market(Counting):
         rollout.agent("seller").reward = -1.0
 
 
+class Examined(Counting):
+    """Its evaluations never end."""
+
+    async def collect_trajectory(self, item: int, rollout: Rollout) -> float | None:
+        reward = await super().collect_trajectory(item, rollout)
+        if rollout.channel == "val":
+            self.note()
+            await asyncio.Event().wait()
+        return reward
+
+    def note(self) -> None:
+        Path("examined").touch()
+
+
 class Broken(Counting):
     async def collect_trajectory(self, *_: Any) -> float:
         raise RuntimeError("the simulator is not installed")

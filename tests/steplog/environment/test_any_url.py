@@ -109,6 +109,33 @@ def test_evaluate_tells_means_and_keeps_samples() -> None:
     assert len(lines(told.folder / "samples.jsonl")) == 3
 
 
+def test_evaluate_sends_its_means_to_trackers() -> None:
+    with running_server(right) as url:
+        told = asyncio.run(evaluate(Held(settings(url, trackers=("tensorboard",)))))
+    (row,) = lines(told.folder / "metrics.jsonl")
+    assert row["eval/reward"] == 1.0
+    assert list((told.folder / "tensorboard").iterdir())
+
+
+class Talk(Sums):
+    agents = ("buyer", "seller")
+
+    async def collect_trajectory(self, item: tuple[int, int], rollout: Rollout) -> None:
+        question: Any = [{"role": "user", "content": f"{item[0]} + {item[1]} ="}]
+        for name in ("seller", "buyer", "seller"):
+            client = rollout.agent(name).client
+            await client.chat.completions.create(model="any", messages=question)
+
+
+def test_each_conversation_says_whose_it_is() -> None:
+    with running_server(right) as url:
+        folder = asyncio.run(process(Talk(settings(url, groups=1))))
+    (line,) = lines(folder / "rollouts.jsonl")
+    assert [r["speakers"] for r in line["rollouts"]] == [["buyer", "seller", "seller"]] * 2
+    page = (folder / "rollouts.html").read_text()
+    assert page.count("<p class=dim>seller</p>") == 4
+
+
 def test_a_stream_is_overheard_too() -> None:
     with running_server(right) as url:
         folder = asyncio.run(process(Streaming(settings(url, groups=1))))
@@ -130,8 +157,11 @@ def test_what_a_model_writes_stays_text() -> None:
 def test_process_needs_a_url_and_evaluate_needs_items() -> None:
     with pytest.raises(EnvironmentFailed, match="process needs --url"):
         asyncio.run(process(Sums(settings(None))))
-    with pytest.raises(EnvironmentFailed, match="sums has nothing to evaluate"):
-        asyncio.run(evaluate(Sums(settings("http://127.0.0.1:9/v1"))))
+    with (
+        running_server(right) as url,
+        pytest.raises(EnvironmentFailed, match="sums has nothing to evaluate"),
+    ):
+        asyncio.run(evaluate(Sums(settings(url))))
 
 
 def test_a_conversation_is_told_once_and_a_rewritten_one_apart() -> None:
@@ -142,3 +172,4 @@ def test_a_conversation_is_told_once_and_a_rewritten_one_apart() -> None:
     calls = [call("a"), call("a", "x", "b"), call("z"), call("z", "x", "y")]
     told = [[message["content"] for message in turns] for turns in conversations(calls)]
     assert told == [["a", "x", "b", "x"], ["z", "x", "y", "x"]]
+    assert len(conversations([call("a"), call("a")])) == 2, "neither has the other's answer"

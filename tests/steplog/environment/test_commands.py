@@ -1,5 +1,8 @@
 """The command line of an environment."""
 
+import threading
+from functools import partial
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,20 @@ def test_what_cannot_go_on_is_one_sentence_and_status_1() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_url_that_is_no_gateway_is_told() -> None:
+    handler = partial(SimpleHTTPRequestHandler, directory="/nowhere")
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        done = run("Counting", "serve", "--gateway", url)
+        server.shutdown()
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"{url} is no gateway: /ready has 404; give its address without a path, "
+        "as http://HOST:8100\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -116,3 +133,5 @@ def test_an_environment_of_a_file_is_run_by_the_command() -> None:
     assert told.returncode == 0 and "--width WIDTH" in told.stdout
     assert "usage: steplog env mine.py:Mine serve" in told.stdout
     assert "env " in steplog("--help").stdout
+    told = steplog("env", "--help")
+    assert told.returncode == 0 and "FILE.py:ENVIRONMENT serve" in told.stdout

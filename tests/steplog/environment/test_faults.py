@@ -248,6 +248,31 @@ def test_asked_to_stop_it_cancels_what_runs_and_draws_it_again_later(
     assert_all_twelve(Arrived(own_log))
 
 
+def test_asked_to_stop_it_cancels_an_evaluation_too(
+    own_log: Connection, player: StubEngine, tokenizer: Path
+) -> None:
+    with running_gateway(own_log, [player.url], tokenizer) as gateway:
+        words = ("--groups", "1", "--group-size", "2", "--eval-every", "1", "--drain-s", "0")
+        process = running("Examined", "serve", "--gateway", gateway.url, "--dir", "kept", *words)
+        eventually(Path("examined").exists)
+        process.send_signal(signal.SIGTERM)
+        ended_well(process)
+    arrived = Arrived(own_log)
+    assert not [told for told in arrived.trajectories.values() if not told.ends]
+    examined = [told for members in arrived.groups("val").values() for told in members]
+    assert set(statuses(examined)) == {"cancelled"}
+    assert "eval/" not in Path("kept/metrics.jsonl").read_text()
+
+
+def test_groups_of_earlier_are_told_of(gateway: RunningGateway) -> None:
+    words = ("--gateway", gateway.url, "--groups", "1", "--group-size", "2", "--dir", "kept")
+    ended_well(running("Counting", "serve", *words))
+    again = running("Counting", "serve", *words)
+    _, err = again.communicate(timeout=60)
+    assert again.returncode == 0
+    assert "kept has 1 groups of earlier: give more, or another --dir" in err
+
+
 @pytest.mark.slow
 def test_it_serves_until_a_version(kafka: local_kafka.Broker, tokenizer: Path) -> None:
     log = Connection(bootstrap=kafka.bootstrap, topic_prefix=f"until-{uuid.uuid4().hex[:8]}.")

@@ -56,7 +56,9 @@ def overheard(answer: Any, ask: Callable[[AsyncOpenAI], Awaitable[Any]]) -> Call
     calls: list[Call] = []
 
     async def run() -> None:
-        http = httpx2.AsyncClient(transport=Recorder(httpx2.MockTransport(serve), calls.append))
+        http = httpx2.AsyncClient(
+            transport=Recorder(httpx2.MockTransport(serve), calls.append, print)
+        )
         async with AsyncOpenAI(base_url="http://m/v1", api_key="k", http_client=http) as client:
             told = await ask(client)
             if is_stream:
@@ -158,7 +160,7 @@ def test_a_group_tells_its_rewards_at_a_glance() -> None:
         "status": "completed",
         "reason": None,
     }
-    about |= {"metrics": {}, "seconds": 1.0, "tokens": 3, "conversations": []}
+    about |= {"metrics": {}, "seconds": 1.0, "tokens": 3, "conversations": [], "speakers": []}
     rollouts = [about | {"reward": reward} for reward in (1.0, -1.0, 0.0, None)]
     shown = page("t", [{"number": 1, "prompt_uid": "p", "item": "i", "rollouts": rollouts}])
     dots = "".join(

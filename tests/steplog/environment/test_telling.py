@@ -20,7 +20,7 @@ from tests.steplog.environment.arrived import lines
 
 def rollout(reward: float | None, **given: Any) -> Rollout:
     """One that said ten tokens in two seconds."""
-    backend = Direct("http://127.0.0.1:9/v1", None, 1.0)
+    backend = Direct("http://127.0.0.1:9/v1", None, 1.0, 1.0)
     trajectory = asyncio.run(backend.name("p"))
     asked: Any = [{"role": "user", "content": "?"}]
     trajectory.calls.append(Call(asked, {"role": "assistant", "content": "!"}, "stop", 10, 2.0))
