@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pool.connection import Connection
-from tests.conftest import pause_and_wait
 from tests.trainer.agents import RUN
 
 context: ForkServerContext = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["trainer.service", "transformers.models.qwen2.modeling_qwen2"])
 
-WAIT_S = 240.0
+WAIT_S = 120.0
 
 
 class Life:
@@ -39,10 +38,6 @@ class Life:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
-    def pause(self) -> None:
-        assert self.process.pid is not None
-        pause_and_wait(self.process.pid)
-
     def end(self) -> None:
         if self.process.exitcode is None:
             self.process.kill()
@@ -61,7 +56,6 @@ def settings_of(connection: Connection, model: Path, folder: Path, **fields: Any
         "groups_per_batch": 2,
         "learning_rate": 1e-3,
         "weights_retry_s": 0.5,
-        "weights_look_s": 60,
         **fields,
     }
 

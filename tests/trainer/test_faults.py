@@ -24,7 +24,7 @@ from tests.trainer.lives import Life, settings_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-PATIENCE = 150.0
+PATIENCE = 90.0
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_f8_a_trainer_that_stood_still_while_another_took_over_ends_itself(
     settings = settings_of(log, tiny_model, tmp_path)
     with living(settings) as old:
         until(lambda: (1, 0) in versions(log, "live"))
-        old.pause()
+        old.signal(signal.SIGSTOP)
         with living(settings) as new:
             until(lambda: (2, 0) in versions(log, "live"))
             submit_groups(log, ["a", "b"])
@@ -139,4 +139,4 @@ def delete_all(log: Connection, topic: str) -> None:
     admin = AdminClient(log.confluent())
     places = [TopicPartition(log.topic_name(topic), number, -1) for number in range(2)]
     for future in admin.delete_records(places).values():
-        future.result(60)
+        future.result(10)

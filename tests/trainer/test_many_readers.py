@@ -1,5 +1,6 @@
 """Several trainers on one log, each in its own group, and a reader beside them."""
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_each_reader_has_all_of_the_log_and_none_waits_for_another(
     lives = [Life(one), Life(other)]
     try:
         until(lambda: all(versions(connection, run) == 2 for run in (RUN, "other")))
-        lives[0].pause()
+        lives[0].signal(signal.SIGSTOP)
         before = offsets(connection, f"steplog-trainer-{RUN}")
         submit_groups(connection, SECOND)
         until(lambda: versions(connection, "other") == 4)
