@@ -1,5 +1,6 @@
 """One real broker for the whole run, and a topic prefix of its own for every test."""
 
+import itertools
 import os
 import random
 import select
@@ -17,11 +18,23 @@ from pool.connection import Connection
 from steplog import local_kafka
 
 
-def free_port() -> int:
+def _own_ports() -> Iterator[int]:
     """None from which the kernel gives to clients: one of those would have it while a server that was
-    killed is started again."""
+    killed is started again. Tests that run at once have each their share."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports = list(range(15_000 + worker, 32_000, workers))
+    random.SystemRandom().shuffle(ports)
+    return itertools.cycle(ports)
+
+
+_ports = _own_ports()
+
+
+def free_port() -> int:
+    """Not one that was given before: whoever asked for it may not listen yet, or again."""
     while True:
-        port = random.SystemRandom().randrange(15_000, 32_000)
+        port = next(_ports)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

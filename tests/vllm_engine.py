@@ -20,7 +20,7 @@ from tests.conftest import free_port
 
 HOST = "127.0.0.1"
 NAME = "tiny"
-START_LIMIT_S = 300.0
+START_LIMIT_S = 600.0
 POLL_S = 0.2
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 SERVER = "vllm.entrypoints.openai.api_server"

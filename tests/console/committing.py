@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 
 from pool.connection import Connection
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 POLL_S = 0.1
 
 

@@ -46,7 +46,7 @@ def test_lag_counts_what_was_not_processed(log: Connection, group: str) -> None:
     assert (told["group"], told["topic"]) == (group, log.topic_name(STEPS))
     assert told["lag"] == 32 - 3
     assert told["members"] == 0
-    assert 0 < told["lag_seconds"] < 60, "they were written a moment ago"
+    assert 0 < told["lag_seconds"] < 600, "they were written a moment ago"
     assert found["runs"] == []
     assert sum(t["end"] for t in found["topics"] if t["topic"] == log.topic_name(STEPS)) == 32
 

@@ -27,7 +27,7 @@ POLL_S = 0.05
 
 def ask(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=LIMIT_S) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -68,7 +68,7 @@ def test_it_serves_lag_under_the_customary_names(connection: Connection) -> None
         commit(connection, group, STEPS, {0: (5, "")})
         until(lambda: f"{lag} 3.0" in ask(f"{url}/metrics")[1])
         process.terminate()
-        assert process.wait(30) == 143
+        assert process.wait(LIMIT_S) == 143
 
 
 @pytest.mark.broker

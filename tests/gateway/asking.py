@@ -156,7 +156,7 @@ class Topic:
         self._admin = AdminClient(connection.confluent())
         self._consumer = Consumer(connection.confluent(group_id="tests", enable_auto_commit=False))
         name = connection.topic_name(topic)
-        about = self._consumer.list_topics(name, timeout=10).topics[name]
+        about = self._consumer.list_topics(name, timeout=LIMIT_S).topics[name]
         self._places = [TopicPartition(name, number, 0) for number in about.partitions]
         self._consumer.assign(self._places)
         self._next = dict.fromkeys(about.partitions, 0)

@@ -40,7 +40,7 @@ HOST = "127.0.0.1"
 MODEL = "tiny"
 TOKENS = 128
 PRINTABLE = bytes(range(0x20, 0x7F))
-START_LIMIT_S = 30.0
+START_LIMIT_S = 60.0
 POLL_S = 0.02
 REQUESTS_KEPT = 1000
 GARBAGE = b"<html>not what you asked for</html>"
@@ -404,7 +404,7 @@ class StubEngine:
 
     def _ask(self, path: str, body: object = None) -> Json:
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(self.url + path, data, timeout=10) as response:
+        with urllib.request.urlopen(self.url + path, data, timeout=60) as response:
             return dict(json.load(response))
 
 

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 PROCESSES = 3
 CALLS = 60
-SOON = 30.0
+SOON = 60.0
 PATIENCE = 60.0
 
 

@@ -184,7 +184,7 @@ def test_the_real_client_times_out_and_retries_and_there_is_one_step(
 ) -> None:
     before = len(stub.requests())
     stub.script([said("slow but sure", delay=1.2)])
-    client = gateway.openai(uid, prompt_uid, max_retries=5, timeout=0.5)
+    client = gateway.openai(uid, prompt_uid, max_retries=20, timeout=0.5)
     answer = client.chat.completions.create(model="", messages=HELLO)
     assert answer.choices[0].message.content == "slow but sure"
     assert len(stub.requests()) == before + 1
@@ -195,10 +195,11 @@ def test_a_client_that_gave_up_leaves_one_step(
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
 ) -> None:
     """The public original stored three."""
-    stub.script([said("slow", delay=4.0)])
+    stub.script([said("slow", hold=0)])
     client = gateway.openai(uid, prompt_uid, max_retries=1, timeout=1.0)
     with pytest.raises(openai.APITimeoutError):
         client.chat.completions.create(model="", messages=HELLO)
+    stub.release()
     eventually(lambda: notes(gateway, uid))
     assert len(steps(gateway, uid)) == 1
 

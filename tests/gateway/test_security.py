@@ -237,7 +237,7 @@ def test_a_body_too_large_is_413(locked: RunningGateway, route: str, declared: b
     if route == "chat":
         route = init(locked)[1] + "/chat/completions"
     body = b'{"metadata": {"x": "' + b"x" * MAX_BODY + b'"}}'
-    connection = http.client.HTTPConnection("127.0.0.1", locked.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", locked.port, timeout=60)
     parts = body if declared else iter([body[:100], body[100:]])
     connection.request(
         "POST", route, parts, bearer(ALICE) | {"content-type": "application/json"},

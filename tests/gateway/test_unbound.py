@@ -86,7 +86,7 @@ def test_what_is_unbound_is_never_trained(
 ) -> None:
     options = ("--unbound-channel", "train")
     with running_gateway(log, [stub.url], tokenizer, *options, wait=False) as refused:
-        assert refused.process.wait(30) == 2
+        assert refused.process.wait(60) == 2
         assert "choose another channel" in refused.log.read_text()
 
 

@@ -1,6 +1,7 @@
 """Writing to and reading from the topics of a test."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -65,10 +66,9 @@ def identity(record: Record) -> str:
     raise AssertionError(f"{type(record).__name__} has no id of its own")
 
 
-def until(done: Callable[[], bool], turn: Callable[[], None], turns: int = 300) -> None:
+def until(done: Callable[[], bool], turn: Callable[[], None], limit: float = 120) -> None:
     """Takes turns until it is done."""
-    for _ in range(turns):
-        if done():
-            return
+    deadline = time.monotonic() + limit
+    while not done():
+        assert time.monotonic() < deadline, f"it was not done after {limit:g} s"
         turn()
-    raise AssertionError(f"it was not done after {turns} turns")

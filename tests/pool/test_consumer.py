@@ -276,7 +276,7 @@ def test_retention_that_deleted_open_state_stops_the_consumer(log: Connection) -
     place = TopicPartition(log.topic_name(STEPS), 0, 2)
     next(iter(admin.delete_records([place]).values())).result(30)
     with pytest.raises(OffsetLost, match="from 0 on"), consumer(log) as reader:
-        until(lambda: False, lambda: copy_all(log, reader), turns=100)
+        until(lambda: False, lambda: copy_all(log, reader))
 
 
 def test_reading_stops_while_too_much_waits_and_goes_on_after(log: Connection) -> None:

@@ -36,7 +36,7 @@ STEPS_EACH = 3
 PROMPTS = 40
 EVERY_PARTITION = PROMPTS * (STEPS_EACH + 1)
 """Records that have all prompts among them."""
-REBALANCE = 60.0
+REBALANCE = 120.0
 """Seconds for a group to settle after a kill, on a busy machine."""
 
 

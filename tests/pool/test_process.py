@@ -69,4 +69,4 @@ def test_signals_ask_it_to_stop(handlers: None, number: signal.Signals) -> None:
     stop = stopped_by_signals()
     assert not stop.is_set()
     os.kill(os.getpid(), number)
-    assert stop.wait(5)
+    assert stop.wait(60)

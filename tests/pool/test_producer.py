@@ -73,7 +73,7 @@ async def test_a_returned_position_is_where_the_broker_has_the_record(log: Conne
         for number, place in enumerate(places):
             spot = TopicPartition(log.topic_name(STEPS), place.partition, place.offset)
             consumer.assign([spot])
-            message = consumer.poll(10)
+            message = consumer.poll(60)
             assert message is not None and message.error() is None
             assert (message.key(), message.offset()) == (f"key-{number}".encode(), place.offset)
             assert message.headers() == [("trace", b"\0\1")]

@@ -162,7 +162,7 @@ async def test_an_offset_that_retention_took_is_a_typed_error(log: Connection) -
     admin = AdminClient(log.confluent())
     gone = admin.delete_records([TopicPartition(log.topic_name(STEPS), 0, 6)])
     for future in gone.values():
-        future.result(10)
+        future.result(60)
     with pytest.raises(OffsetLost, match=f"{log.topic_name(STEPS)} no longer holds"):
         async with open_topic(log, STEPS) as reader:
             assert await reader.bounds([0]) == {0: Bounds(6, 10)}

@@ -34,6 +34,8 @@ WRONG = "wr0ng-horse"
 AT_ONCE = 30.0
 """Seconds within which a refusal is told, on a busy machine too; what only a timeout can tell takes
 longer than that."""
+WHILE = 5.0
+"""Seconds within which a client has been refused at least once."""
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +101,9 @@ def copy(connection: Connection, patience: float = 30) -> None:
         until(lambda: len(records(connection, REWARDED)) >= 2, turn)
 
 
-def send(connection: Connection) -> None:
+def send(connection: Connection, timeout: float = 30) -> None:
     async def run() -> None:
-        async with Producer(connection, connection.codec(), timeout=2) as producer:
+        async with Producer(connection, connection.codec(), timeout=timeout) as producer:
             await producer.send(STEPS, "key", step("s0"))
 
     asyncio.run(run())
@@ -233,7 +235,7 @@ def test_a_refusal_is_told_at_once_and_names_the_settings(
 def test_another_protocol_is_suspected_when_a_broker_hangs_up(
     broker: SecureBroker, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topics, "TIMEOUT", 2)
+    monkeypatch.setattr(topics, "TIMEOUT", WHILE)
     connection = Connection(**wrong(broker, what, tmp_path))
     advice = f"check security_protocol, which is {HUNG_UP[what]}"
     with pytest.raises(BrokerUnavailable, match=f"^no broker answers at .*; .*{advice}$"):
@@ -265,12 +267,16 @@ def test_every_client_tells_the_same_within_its_time(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topics, "TIMEOUT", 2)
+    monkeypatch.setattr(topics, "TIMEOUT", WHILE)
     caplog.set_level(logging.DEBUG)
     connection = Connection(**wrong(broker, what, tmp_path))
     kind: type[PoolError] = AccessRefused if what in REFUSED else BrokerUnavailable
     sentence = REFUSED.get(what, "check security_protocol, which is PLAINTEXT")
-    for client, limit in ((send, 2), (partial(copy, patience=1), CALL_TIMEOUT), (read, 2)):
+    for client, limit in (
+        (partial(send, timeout=WHILE), WHILE),
+        (partial(copy, patience=WHILE), WHILE + CALL_TIMEOUT),
+        (read, WHILE),
+    ):
         begun = time.monotonic()
         with pytest.raises(kind, match=f"{sentence}$"):
             client(connection)

@@ -35,7 +35,7 @@ def make(
     admin = AdminClient(connection.confluent())
     topic = NewTopic(connection.topic_name(name), partitions, 1, config=dict(config or {}))
     for future in admin.create_topics([topic]).values():
-        future.result(10)
+        future.result(60)
     while name not in topics.find(connection):
         pass
 
@@ -44,7 +44,7 @@ def config(connection: Connection, name: str) -> dict[str, str]:
     admin = AdminClient(connection.confluent())
     resource = ConfigResource(ResourceType.TOPIC, connection.topic_name(name))
     (future,) = admin.describe_configs([resource]).values()
-    return {key: entry.value for key, entry in future.result(10).items()}
+    return {key: entry.value for key, entry in future.result(60).items()}
 
 
 def partitions(connection: Connection) -> dict[str, int]:

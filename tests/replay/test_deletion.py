@@ -286,7 +286,7 @@ def test_the_original_leaves_the_disk(log: Log, kafka: local_kafka.Broker) -> No
     assert folders(kafka, log.connection)
     log.delete(trajectory=(log.uid,), and_delete_original=True)
     until(lambda: topics.find(log.connection) == {}, lambda: time.sleep(0.1))
-    until(lambda: not folders(kafka, log.connection), lambda: time.sleep(1))
+    until(lambda: not folders(kafka, log.connection), lambda: time.sleep(1), limit=240)
     assert folders(kafka, log.copy)
 
 

@@ -24,7 +24,7 @@ from tests.pool.records import end, step
 from tests.steplog.command import STEPLOG, reaching
 from tests.tiny_model import EOS
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 POLL_S = 0.05
 
 
@@ -53,7 +53,7 @@ class RunningWorker:
 
     def terminate(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(LIMIT_S)
 
 
 @contextmanager

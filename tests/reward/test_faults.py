@@ -160,7 +160,7 @@ def test_a_worker_killed_inside_a_transaction_writes_each_record_once(
         with dying_worker(log, stage, DEADLY[stage], *both(rewards)) as worker:
             if stage == "revoking":
                 die_of_revocation(log, rewards, worker)
-            assert worker.process.wait(60) == -signal.SIGKILL
+            assert worker.process.wait(120) == -signal.SIGKILL
         load.finish()
         with running_worker(log, *both(rewards)) as worker:
             settle(log, worker)
@@ -406,7 +406,7 @@ def test_a_worker_whose_function_is_gone_stops_and_says_so(log: Connection, rewa
         wait_for_ends(log, 1, worker)
         rewards.unlink()
         write(log, STEPS, answered("deadly", "x"))
-        assert worker.process.wait(30) == 1
+        assert worker.process.wait(60) == 1
         *_, said = worker.log.read_text().splitlines()
     assert said.startswith("steplog: a process for reward functions did not start")
     assert set(ends(log)) == {"good"}
@@ -444,7 +444,7 @@ def test_ctrl_c_in_a_terminal_ends_it_quietly(log: Connection, rewards: Path) ->
         whole = psutil.Process(worker.process.pid)
         for process in [*whole.children(recursive=True), whole]:
             process.send_signal(signal.SIGINT)
-        assert worker.process.wait(30) == 0
+        assert worker.process.wait(60) == 0
         assert "Traceback" not in worker.log.read_text()
 
 

@@ -92,7 +92,7 @@ class Asked:
 def asking(rewards: Path) -> Iterator[Callable[..., Asked]]:
     made: list[Asked] = []
 
-    def make(limits: str = "timeout_s=1&attempts=2", processes: int = 1) -> Asked:
+    def make(limits: str = "timeout_s=30&attempts=2", processes: int = 1) -> Asked:
         specs = [f"{rewards}:score?{limits}"]
         functions = load_all(specs)
         made.append(Asked(lambda *told: Isolated(specs, functions, None, processes, *told)))
@@ -112,14 +112,15 @@ def test_many_are_answered_once_each(asking: Callable[..., Asked]) -> None:
     assert {opinion.value for opinion in answers.values()} == {1.0}
 
 
-@pytest.mark.parametrize("guilty", ["die", "hang", "exit"])
+@pytest.mark.parametrize(("guilty", "limit_s"), [("die", 30), ("hang", 1), ("exit", 30)])
 def test_the_guilty_one_is_found_and_the_others_are_scored(
-    asking: Callable[..., Asked], guilty: str
+    asking: Callable[..., Asked], guilty: str, limit_s: int
 ) -> None:
     uids = [*(f"a{n}" for n in range(20)), guilty, *(f"b{n}" for n in range(20))]
-    asked = asking().ask("slow", *uids)
+    asked = asking(f"timeout_s={limit_s}&attempts=2").ask("slow", *uids)
     answers = asked.wait()
-    assert answers[guilty].failure == "it did not come back within 1 s, or died, 2 times"
+    why = f"it did not come back within {limit_s} s, or died, 2 times"
+    assert answers[guilty].failure == why
     assert {opinion.value for uid, opinion in answers.items() if uid != guilty} == {1.0}
     assert asked.ask("afterwards").wait()["afterwards"].value == 1.0
 
@@ -143,7 +144,7 @@ def test_what_a_function_raises_costs_no_process(
 
 def test_several_guilty_ones_do_not_take_each_other_down(asking: Callable[..., Asked]) -> None:
     uids = ["die1", "good1", "die2", "hang1", "good2", "die3"]
-    answers = asking("timeout_s=2&attempts=1").ask(*uids).wait()
+    answers = asking("timeout_s=3&attempts=1").ask(*uids).wait()
     assert {uid for uid, opinion in answers.items() if opinion.failure is None} == {
         "good1",
         "good2",
@@ -171,7 +172,7 @@ def test_a_process_that_is_killed_from_outside_is_replaced(asking: Callable[...,
 def test_what_nobody_wants_any_more_is_not_scored(
     asking: Callable[..., Asked], first: str, rewards: Path
 ) -> None:
-    asked = asking("timeout_s=2&attempts=1")
+    asked = asking("timeout_s=30&attempts=1")
     asked.unwanted = {"hang", "hang2"}
     answers = asked.ask(first, "hang2", "last").wait()
     assert answers["hang2"] is UNASKED
@@ -180,12 +181,12 @@ def test_what_nobody_wants_any_more_is_not_scored(
 
 
 def test_closing_does_not_wait_for_what_runs(asking: Callable[..., Asked], rewards: Path) -> None:
-    asked = asking("timeout_s=100&attempts=1").ask("hang", *(f"slow{n}" for n in range(100)))
+    asked = asking("timeout_s=100&attempts=1").ask("hang", *(f"slow{n}" for n in range(300)))
     hanging = rewards.with_name("hangs")
     wait_until(hanging.exists)
     before = time.monotonic()
     asked.isolated.close()
-    assert time.monotonic() - before < 10, "the slow ones take 20 s"
+    assert time.monotonic() - before < 30, "the slow ones take 60 s"
     assert not children()
     assert not asked.answers
 

@@ -26,8 +26,9 @@ in_every_way = pytest.mark.parametrize("network", ["", "namespace", "seccomp"])
 
 Run = Callable[..., Any]
 
-SHORT_S, LONG_S = 2.0, 20.0
-"""What is to run out of time must have begun before, and what ended it must not take for ever."""
+SHORT_S, LONG_S = (2.0, 10.0), 60.0
+"""What is to run out of time must have begun before, which a busy machine may be too slow for at first;
+and what ended it must not take for ever."""
 
 probed = cache(sandbox.probe)
 
@@ -155,14 +156,20 @@ while True:
 
 async def test_a_fork_bomb_leaves_nothing(run: Run) -> None:
     before = time.monotonic()
-    finished = await run(BOMB, limit_s=SHORT_S)
+    for limit_s in SHORT_S:
+        finished = await run(BOMB, limit_s=limit_s)
+        if finished.report:
+            break
     assert finished.status is None and time.monotonic() - before < LONG_S
     assert not is_there(f"/proc/{int(finished.report)}")
 
 
 async def test_its_time_is_limited(run: Run) -> None:
     before = time.monotonic()
-    finished = await run("print('begun', flush=True)\nwhile True: pass", limit_s=SHORT_S)
+    for limit_s in SHORT_S:
+        finished = await run("print('begun', flush=True)\nwhile True: pass", limit_s=limit_s)
+        if finished.report:
+            break
     assert finished == Finished(b"begun\n", "", None)
     assert time.monotonic() - before < LONG_S
 
@@ -392,7 +399,10 @@ async def test_solutions(response: str, tests: Any, passed: int, failed: int) ->
     [(["f(0)", "f(1)", "f(0)"], 2), ("def test_a(): f(0)\ndef test_b(): f(1)", 1)],
 )
 async def test_what_runs_out_of_time_keeps_what_was_passed_before(tests: Any, failed: int) -> None:
-    reward = await scored("def f(n):\n    while n: pass", tests, limit_s=SHORT_S)
+    for limit_s in SHORT_S:
+        reward = await scored("def f(n):\n    while n: pass", tests, limit_s=limit_s)
+        if reward.details["passed"]:
+            break
     assert (reward.details["passed"], reward.details["failed"]) == (1, failed), reward
     assert reward.details["ended"] == "its time was up"
 

@@ -61,7 +61,7 @@ def test_an_interrupted_start_leaves_no_broker_behind(
         select.select([], [], [], 0.02)
     process = os.pidfd_open(json.loads(pid_file.read_text())["pid"])
     start.send_signal(number)
-    assert start.communicate(timeout=30) == ("", "")
+    assert start.communicate(timeout=60) == ("", "")
     assert start.returncode == status
     assert select.select([process], [], [], 0)[0]
     os.close(process)
@@ -169,5 +169,5 @@ def test_sigterm_ends_a_background_job_too() -> None:
     assert job.stdout.readline() == "runs\n"
     job.send_signal(signal.SIGINT)
     job.send_signal(signal.SIGTERM)
-    assert job.communicate(timeout=30) == ("", "")
+    assert job.communicate(timeout=60) == ("", "")
     assert job.returncode == 143

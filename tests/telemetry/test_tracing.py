@@ -27,9 +27,8 @@ def _off_again() -> Iterator[None]:
 
 @pytest.fixture
 def sending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK sends at once, and gives a collector that is away little time."""
+    """The SDK sends at once."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
 
 
 def test_one_module_knows_opentelemetry() -> None:
@@ -67,7 +66,7 @@ def test_a_parent_that_is_nonsense_begins_a_new_trace(
     tracing.start("gateway", True)
     with tracing.span("work", parent="00-nonsense-\0") as outer, tracing.span("part", version=None):
         assert tracing.current().traceparent.startswith(outer.traceparent[:35])
-    tracing.stop()
+    eventually(lambda: collector.named("work") and collector.named("part"))
     work, part = collector.named("work")[0], collector.named("part")[0]
     assert not work.parent_id and part.parent_id == work.span_id
     assert work.service == "ours" and not part.about
@@ -85,6 +84,7 @@ def test_a_collector_that_is_away_costs_spans_and_one_line(
         return bool(collector.named("last"))
 
     caplog.set_level(logging.INFO, "pool.spans")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")  # it gets little time
     port = free_port()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://me:geheim@127.0.0.1:{port}")
     tracing.start("gateway", True)
@@ -92,12 +92,12 @@ def test_a_collector_that_is_away_costs_spans_and_one_line(
     for _ in range(MANY):
         tracing.span("work").end()
     assert time.thread_time() - before < 5, "of our own thread: nothing was waited for"
-    eventually(lines, 30)
+    eventually(lines)
     for _ in range(MANY):
         tracing.span("work").end()
     with running_collector(port) as collector:
-        eventually(lambda: len(lines()) > 1, 30)
-        eventually(lambda: arrives_at(collector), 30)
+        eventually(lambda: arrives_at(collector))
+        eventually(lambda: len(lines()) > 1)
     where = f"http://***@127.0.0.1:{port}/v1/traces"
     assert lines()[:2] == [
         f"traces cannot be sent to {where}; until they can, they are lost",
@@ -109,6 +109,7 @@ def test_an_ending_process_does_not_wait_for_a_collector(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1000")
     script = """
 import sys
 from pool import tracing
@@ -118,4 +119,4 @@ tracing.span("work").end()
     before = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60)
     assert ended.returncode == 0
-    assert time.monotonic() - before < 30, "its own patience is 10 s for each batch"
+    assert time.monotonic() - before < 20, "the SDK tries again for half a minute"

@@ -19,7 +19,7 @@ from tests.pool.log import committed
 from tests.trainer.agents import RUN, submit_groups
 from tests.trainer.lives import Life, settings_of
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
 VERSIONS = 4
 

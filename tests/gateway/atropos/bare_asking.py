@@ -1,5 +1,5 @@
-"""What an environment with a bare config does, in a process of its own: asks each of its servers, waits
-until they were probed some times, and prints how many samples it got."""
+"""What an environment with a bare config does, in a process of its own: asks each of its servers, says
+how many samples it got, and has them probed until its input ends."""
 
 import asyncio
 import sys
@@ -10,7 +10,6 @@ from atroposlib.envs.server_handling.server_manager import APIServerConfig, Serv
 CALLS = 8
 """Two for each server: the one with most room is chosen."""
 SAMPLES = 2
-PROBED_S = 3.0
 
 
 async def main(kind: str, tokenizer: str) -> None:
@@ -20,8 +19,9 @@ async def main(kind: str, tokenizer: str) -> None:
     manager = ServerManager(bare)
     ask = _chat if kind == "openai" else _tokens
     got = await asyncio.gather(*(ask(manager, f"say {n}") for n in range(CALLS)))
-    await asyncio.sleep(PROBED_S)
     sys.stdout.write(f"{sum(got)}\n")
+    sys.stdout.flush()
+    await asyncio.to_thread(sys.stdin.read)
 
 
 async def _chat(manager: Any, text: str) -> int:

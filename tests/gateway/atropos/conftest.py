@@ -26,5 +26,5 @@ def _atropos(atropos_log: Connection) -> Iterator[RunningAtropos]:
 
 @pytest.fixture
 def atropos(_atropos: RunningAtropos) -> RunningAtropos:
-    _atropos.get("/reset_data")
+    _atropos.reset()
     return _atropos

@@ -120,6 +120,12 @@ class RunningAtropos(Client):
         super().__init__(port)
         self.process = process
         self.log = log
+        self._handed_before = 0.0
+
+    def reset(self) -> None:
+        """As if it had just been started."""
+        self.get("/reset_data")
+        self._handed_before = self.metric("atropos_batches_total")
 
     @property
     def server(self) -> int:
@@ -128,11 +134,13 @@ class RunningAtropos(Client):
         return int(child.pid)
 
     def kill_server(self, handed: int = 0) -> None:
-        """When the log knows that it has handed over so many batches: one that it does not know of
-        comes again."""
+        """When the log knows that it has handed over so many batches, since it was reset or killed
+        last: one that it does not know of comes again."""
         if handed:
-            until(lambda: self.metric("atropos_batches_total") >= handed)
+            known = self._handed_before + handed
+            until(lambda: self.metric("atropos_batches_total") >= known)
         kill_and_wait(self.server)
+        self._handed_before = 0.0
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)

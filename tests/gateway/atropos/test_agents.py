@@ -38,7 +38,7 @@ def _server(log: Connection) -> Iterator[RunningAtropos]:
 
 @pytest.fixture
 def atropos(_server: RunningAtropos) -> RunningAtropos:
-    _server.get("/reset_data")
+    _server.reset()
     return _server
 
 

@@ -5,7 +5,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.topics import STEPS
 from schemas import Step
+from tests.gateway.asking import eventually
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.pool.log import records
@@ -41,26 +43,34 @@ def recorded(gateway: RunningGateway) -> list[Step]:
     return [one for one in records(gateway.connection, STEPS) if isinstance(one, Step)]
 
 
-def ask(kind: str, tokenizer: Path) -> int:
+def ask(kind: str, tokenizer: Path, probes: Callable[[int], float]) -> int:
+    """How many samples it got. It ends when each port was probed twice, as `probes` counts them."""
     script = Path(__file__).with_name("bare_asking.py")
     environ = os.environ | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(script), kind, str(tokenizer)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return int(done.stdout.splitlines()[-1])
+    with tempfile.TemporaryFile("w+") as said:
+        asking = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=said, text=True, env=environ)
+        with asking as process:
+            assert process.stdout is not None
+            samples = next((int(line) for line in process.stdout if line.strip().isdigit()), 0)
+            eventually(lambda: process.poll() is not None or probes(samples) >= 2 * len(PORTS))
+            process.communicate()
+        said.seek(0)
+        assert process.returncode == 0, said.read()[-3000:]
+    return samples
 
 
 def test_environments_of_a_bare_config_are_served_and_their_probes_are_not_recorded(
     gateway: RunningGateway, stub: StubEngine, tokenizer: Path
 ) -> None:
     before = len(stub.requests())
-    samples = ask("openai", tokenizer)
-    probes = len(stub.requests()) - before - samples
+    samples = ask("openai", tokenizer, lambda samples: len(stub.requests()) - before - samples)
     steps = recorded(gateway)
     assert samples == len(steps) > 0
     assert {step.channel for step in steps} == {"envs"}
-    assert probes >= 2 * len(PORTS)
 
-    more = ask("vllm", tokenizer)
+    def looked_at(_: int) -> float:
+        return gateway.metric("http_requests_total", route="/health", code="200")
+
+    more = ask("vllm", tokenizer, looked_at)
     assert len(recorded(gateway)) == samples + more > samples
-    assert gateway.metric("http_requests_total", route="/health", code="200") >= 2 * len(PORTS)

@@ -139,7 +139,7 @@ def test_the_last_server_that_is_started_serves_the_run(log: Connection) -> None
         first.begin(batch_size=4)
         first.post("/scored_data", scored(1))
         with running_atropos(log) as second:
-            assert first.process.wait(30) == 1
+            assert first.process.wait(60) == 1
             told = first.log.read_text()
             assert "steplog: another `steplog atropos` has taken over run default" in told
             assert drained(second) == [1.0]

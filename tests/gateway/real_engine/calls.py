@@ -22,7 +22,7 @@ from tests.vllm_engine import NAME, Engine
 REAL = [
     pytest.mark.slow,
     pytest.mark.broker,
-    pytest.mark.timeout(420),  # the first test waits for vLLM
+    pytest.mark.timeout(900),  # the first test waits for vLLM
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup-cpu"),
 ]
 """The marks of all these tests."""
@@ -42,7 +42,7 @@ TOOL: Any = {"type": "function", "function": FUNCTION}
 CALLING = '<think>a b</think>hi<tool_call>\n{"name":"f","arguments":{"x":1}}\n</tool_call>'
 NO_WHITE_SPACE = {"logit_bias": {str(ord(space)): -100 for space in " \t\n\r"}}
 """A random model that may fill JSON with white space does so until it is cut."""
-LONG: Any = {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
+LONG = 900
 TRIES = 12
 
 
@@ -59,12 +59,16 @@ def streamed(client: openai.OpenAI, messages: Any = HELLO, **options: Any) -> An
 
 
 @contextmanager
-def paused_in_the_middle(gateway: RunningGateway, engine: Engine) -> Iterator[tuple[str, Any]]:
-    """A trajectory and the stream of its LONG answer, which the engine has begun and does not go on
-    with. It often takes all cores until it is done, its own server's too; then it is asked again."""
+def paused_in_the_middle(
+    gateway: RunningGateway, engine: Engine, tokens: int = LONG
+) -> Iterator[tuple[str, Any]]:
+    """A trajectory and the stream of its answer, which the engine has begun and does not go on with. It
+    often takes all cores until it is done, its own server's too; then it is asked again."""
+    options: Any = {"max_tokens": tokens, "stream": True}
+    options["extra_body"] = {"ignore_eos": True, "return_token_ids": True}
     for _ in range(TRIES):
         uid = f"t-{uuid4().hex[:12]}"
-        stream = ask(gateway.openai(uid, f"p-{uid}"), stream=True, **LONG)
+        stream = ask(gateway.openai(uid, f"p-{uid}"), **options)
         next(iter(stream))
         with engine.paused():
             if engine.requests():

@@ -1,9 +1,6 @@
 """Which weights sampled which tokens, and which may."""
 
-import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -12,7 +9,7 @@ from pool.connection import Connection
 from pool.topics import POLICY
 from schemas import PolicyVersion, Segment
 from tests.gateway.asking import eventually, response, steps
-from tests.gateway.real_engine.calls import REAL, ask
+from tests.gateway.real_engine.calls import LONG, REAL, ask, paused_in_the_middle
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.pool.log import write
 from tests.vllm_engine import Engine
@@ -21,37 +18,22 @@ pytestmark = REAL
 
 
 def test_segments_say_which_weights_sampled_which_tokens(
-    gateway: RunningGateway, engine: Engine, client: openai.OpenAI, uid: str
+    gateway: RunningGateway, engine: Engine
 ) -> None:
     engine.label("1.3")
-    ids: list[int] = []
-    began = threading.Event()
-    options: Any = {"max_tokens": 900, "stream": True}
-    options["extra_body"] = {"ignore_eos": True, "return_token_ids": True}
-
-    def listen() -> None:
-        for part in ask(client, **options):
-            ids.extend(getattr(part.choices[0], "token_ids", None) or ())
-            if ids:
-                began.set()
-
-    listening = threading.Thread(target=listen)
-    listening.start()
-    assert began.wait(30)
-    with engine.paused():
-        time.sleep(1)
-        before = len(ids)
+    before = engine.metric("vllm:generation_tokens_total")
+    with paused_in_the_middle(gateway, engine) as (uid, stream):
+        # Those that it was done with before it could be paused have all their tokens.
+        sampled = engine.metric("vllm:generation_tokens_total") - before
+        sampled %= LONG
         engine.label("1.4")
-        time.sleep(1)
-        assert len(ids) == before
-    listening.join()
+    parts = [getattr(part.choices[0], "token_ids", None) or () for part in stream]
+    ids = [number for part in parts for number in part]
     (step,) = steps(gateway, uid)
-    assert response(step) == ids
-    if before == 900:
-        pytest.skip("the engine took all cores until it was done, so it could not be paused")
+    assert response(step)[-len(ids) :] == ids, "the rest of the stream"
     assert step.segments == [
         Segment(incarnation=1, version=3, first_token=0),
-        Segment(incarnation=1, version=4, first_token=before),
+        Segment(incarnation=1, version=4, first_token=int(sampled)),
     ]
 
 

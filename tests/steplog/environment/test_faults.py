@@ -47,7 +47,7 @@ def served(gateway: RunningGateway) -> Arrived:
 
 def test_a_rollout_that_fails_fails_alone(gateway: RunningGateway) -> None:
     size = len(Faulty.kinds)
-    chosen = settings(gateway, groups=1, group_size=size, rollout_timeout_s=5, attempts=2)
+    chosen = settings(gateway, groups=1, group_size=size, rollout_timeout_s=8, attempts=2)
     asyncio.run(serve(Faulty(chosen)))
     arrived = served(gateway)
     ((_, members),) = arrived.whole(size).items()
@@ -56,7 +56,7 @@ def test_a_rollout_that_fails_fails_alone(gateway: RunningGateway) -> None:
     reasons = sorted(told.end.reason or "" for told in members if told.end.status == "failed")
     assert reasons[0].startswith("TryAgain: the shop is closed for ever (environments.py:")
     assert reasons[1].startswith("ValueError: <b>not my day</b> (environments.py:")
-    assert reasons[2:] == ["it took over 5 s", "the reward of agent is nan"]
+    assert reasons[2:] == ["it took over 8 s", "the reward of agent is nan"]
     again = [told for group in arrived.groups("retried").values() for told in group]
     assert [told.end.status for told in again] == ["cancelled"] * 2, (
         "they take no place in the group"

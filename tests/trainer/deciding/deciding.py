@@ -17,7 +17,7 @@ from trainer.deciding.settings import DecidingSettings
 from trainer.incarnation import Incarnation
 
 GROUP = "deciders"
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def reward(group: Group, member: Trajectory) -> float:
@@ -27,10 +27,13 @@ def reward(group: Group, member: Trajectory) -> float:
 class Deciding:
     """One life, from its incarnation to its last verdict."""
 
-    def __init__(self, connection: Connection, verdicts_every: float, **fields: Any) -> None:
+    def __init__(
+        self, connection: Connection, verdicts_every: float, max_waiting: int, **fields: Any
+    ) -> None:
         self.settings = DecidingSettings(**{"groups_per_batch": 2, **fields})
+        rules = self.settings.group_rules()
         self.life = Incarnation(
-            connection, RUN, GROUP, REWARDED, self.settings.group_rules(), 1_000, lambda _: None
+            connection, RUN, GROUP, REWARDED, rules, max_waiting, lambda _: None
         )
         judge = Judge(self.settings, self.life.marks, reward)
         self.decider = Decider(
@@ -47,9 +50,9 @@ class Deciding:
 
 @contextmanager
 def deciding(
-    connection: Connection, verdicts_every: float = 0.2, **fields: Any
+    connection: Connection, verdicts_every: float = 0.2, max_waiting: int = 1_000, **fields: Any
 ) -> Iterator[Deciding]:
-    life = Deciding(connection, verdicts_every, **fields)
+    life = Deciding(connection, verdicts_every, max_waiting, **fields)
     try:
         yield life
     finally:

@@ -30,7 +30,7 @@ def log(connection: Connection) -> Connection:
     return connection
 
 
-def until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(is_so: Callable[[], bool], seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, "it never came to that"
@@ -44,7 +44,7 @@ def test_a_decision_and_its_offsets_are_one_transaction(log: Connection) -> None
         decision = life.next_batch(1)
         reader = Consumer(log.confluent(group_id=GROUP))
         asked = [TopicPartition(log.topic_name("rewarded"), p) for p in range(2)]
-        committed = {at.partition: at.offset for at in read_offsets(reader, asked, 10)}
+        committed = {at.partition: at.offset for at in read_offsets(reader, asked, PATIENCE)}
         reader.close()
     assert len(trained(decision)) == 2
     assert decisions(log)[0] == decision
@@ -139,7 +139,8 @@ def test_what_is_too_old_for_certain_is_skipped_without_being_read(log: Connecti
         without_reading.open(version)
     without_reading.consumer.close()
     submit_groups(log, ["fresh"], version=4)
-    with deciding(log, groups_per_batch=1, max_age=1) as life:
+    # However late it is asked for a batch, most of the range is still to be read then.
+    with deciding(log, groups_per_batch=1, max_age=1, max_waiting=10) as life:
         assert trained(life.next_batch(5)) == ["fresh"]
     skipped = [at for decision in decisions(log) for at in decision.skipped]
     assert sum(at.end - at.first for at in skipped) > 200

@@ -209,7 +209,7 @@ def test_records_that_have_expired_are_named(lived: Lived) -> None:
     place = TopicPartition(lived.log.topic_name(REWARDED), group.partition, first + 1)
     admin = AdminClient(lived.log.confluent())
     (deleted,) = admin.delete_records([place]).values()
-    deleted.result(10)
+    deleted.result(60)
     sentence = rf"version 1 of run run cannot be made again.* {group.prompt_uid} in partition"
     with pytest.raises(OffsetLost, match=sentence):
         told(lived, 1)

@@ -211,7 +211,7 @@ class StubEngine:
             target=serve, args=(self.port, self.world_size), daemon=True
         )
         self.process.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120  # the first waits until torch is imported
         while True:
             try:
                 self.seen()
@@ -242,7 +242,7 @@ class StubEngine:
 
     def _ask(self, path: str, body: Json | None = None) -> Json:
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(self.url + path, data, timeout=10) as response:
+        with urllib.request.urlopen(self.url + path, data, timeout=60) as response:
             return dict(json.load(response))
 
 

@@ -17,9 +17,9 @@ from trainer.weights.sync import Synced
 ORDER = ["pause", "join", "start", "update", "finish", "resume"]
 AGAIN = ["pause", "start", "update", "finish", "resume"]
 """In a group that exists already."""
-LIMIT = 1.5
+LIMITS = (1.5, 15.0)
 """Seconds that a phase may take where one engine hangs: the other must be through with it by then, and
-tell of a broken group as long after."""
+tell of a broken group as long after. A busy machine may take longer than the first."""
 FIRST, SECOND = Version(1, 1), Version(1, 2)
 
 
@@ -56,7 +56,8 @@ def pair() -> Iterator[list[StubEngine]]:
 
 
 def opened(model: Model, *engines: StubEngine, **settings: float) -> Weights:
-    limits = {"weights_buffer_bytes": 700, "weights_grace_s": LIMIT, "weights_retry_s": 1e-6}
+    limits = {"weights_buffer_bytes": 700, "weights_retry_s": 1e-6}
+    limits |= {"weights_look_s": 60, "weights_grace_s": 60}
     urls = tuple(engine.url for engine in engines)
     made = WeightsSettings.model_validate({"engines": urls, **limits, **settings})
     return Weights(made, ModuleSource(model))
@@ -154,19 +155,21 @@ def test_an_engine_that_fails_costs_the_others_nothing(
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_engine_that_hangs_is_given_up_at_the_deadline(
-    model: Model, pair: list[StubEngine], place: str
-) -> None:
-    good, bad = pair
-    bad.fault(place, "hang")
+def test_an_engine_that_hangs_is_given_up_at_the_deadline(model: Model, place: str) -> None:
     phase = {"midway": "update", "confirm": "look"}.get(place, place)
-    weights = opened(model, good, bad, **{f"weights_{phase}_s": LIMIT})
-    started = time.monotonic()
-    report = weights.sync(FIRST)
-    assert time.monotonic() - started < 10 * LIMIT
-    assert report.engines == (good.url,)
-    assert "no answer within" in reasons(report)[bad.url]
-    check_serves(good, model, FIRST)
+    for limit in LIMITS:
+        with running_stubs(1, 1) as (good, bad):
+            bad.fault(place, "hang")
+            settings = {f"weights_{phase}_s": limit, "weights_grace_s": limit}
+            started = time.monotonic()
+            report = opened(model, good, bad, **settings).sync(FIRST)
+            if not report.engines and limit < LIMITS[-1]:
+                continue
+            assert time.monotonic() - started < 10 * limit
+            assert report.engines == (good.url,)
+            assert "no answer within" in reasons(report)[bad.url]
+            check_serves(good, model, FIRST)
+            return
 
 
 def test_an_engine_that_always_fails_does_not_take_the_others_along(

@@ -65,7 +65,7 @@ def test_ranks_read_along_also_in_the_repeat_after_a_failure() -> None:
             each.start()
         results: dict[int, tuple[int, Synced, Synced | None]] = {}
         for _ in ranks:
-            place, *rest = told.get(timeout=60)
+            place, *rest = told.get(timeout=120)
             results[place] = (rest[0], rest[1], rest[2])
         for each in ranks:
             each.join()

@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 GLOO = ("--weight-transfer-config", '{"backend": "gloo"}')
 PROMPT = list(b"Which weights are these?")
 CLOSE = 1e-4
-LIMIT = 10.0
+LIMIT = 60.0
+TRIES = 12
 
 
 class Trainer:
@@ -45,7 +46,8 @@ class Trainer:
 
     def weights(self, *engines: Engine, **settings: Any) -> Weights:
         urls = tuple(engine.url for engine in engines)
-        limits = {"weights_buffer_bytes": 30_000, "weights_retry_s": 0.01}
+        # An engine that computes often takes all cores, and then its server says nothing for seconds.
+        limits = {"weights_buffer_bytes": 30_000, "weights_retry_s": 0.01, "weights_look_s": LIMIT}
         made = WeightsSettings.model_validate({"engines": urls, **limits, **settings})
         return Weights(made, self.source)
 
@@ -103,35 +105,44 @@ def test_an_engine_computes_with_the_weights_that_it_was_sent(
 def test_a_call_that_runs_over_the_update_has_a_segment_of_each_version(
     engine: Engine, trainer: Trainer
 ) -> None:
+    """An engine often takes all cores until it is done, and then the update meets none that has begun.
+    So calls follow each other, and updates too, until one has met another."""
     weights = trainer.weights(engine)
-    weights.sync(Version(2, 1))
     over = threading.Event()
+    seen: list[list[str]] = []
 
-    def ask(tokens: int) -> list[list[str]]:
-        """One call after the other; gives the versions of each."""
+    def ask(tokens: int) -> None:
         sampling = {"max_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
         body = {"token_ids": PROMPT, "sampling_params": sampling, "stream": False}
-        versions = []
         while not over.is_set():
             (choice,) = engine.post("/inference/v1/generate", body)["choices"]
             assert len(choice["token_ids"]) == tokens
-            versions.append([span["version"] for span in choice["weight_versions"]])
-        return versions
+            seen.append([span["version"] for span in choice["weight_versions"]])
 
-    before = engine.metric("vllm:generation_tokens_total")
+    def is_met() -> bool:
+        return any(len(versions) > 1 for versions in seen)
+
+    weights.sync(Version(2, 1))
+    labels = ["2.1"]
     with ThreadPoolExecutor() as executor:
-        # Of several lengths: they do not end together, so the update meets one that has begun.
+        # Of several lengths: they do not end together.
         calls = [executor.submit(ask, tokens) for tokens in (900, 700, 500)]
         try:
-            while engine.metric("vllm:generation_tokens_total") == before:
-                assert not any(call.done() for call in calls)
-            trainer.step()
-            weights.sync(Version(2, 2))
+            while not is_met() and len(labels) < TRIES:
+                sampled = engine.metric("vllm:generation_tokens_total")
+                while engine.metric("vllm:generation_tokens_total") == sampled:
+                    assert not any(call.done() for call in calls)
+                trainer.step()
+                labels.append(f"2.{len(labels) + 1}")
+                weights.sync(Version(2, len(labels)))
         finally:
             over.set()
-    seen = [versions for call in calls for versions in call.result()]
-    assert ["2.1", "2.2"] in seen
-    assert all(versions in (["2.1"], ["2.1", "2.2"], ["2.2"]) for versions in seen)
+    for call in calls:
+        call.result()
+    assert is_met()
+    for versions in seen:
+        first = labels.index(versions[0])
+        assert versions == labels[first : first + len(versions)]
     assert trainer.compare(engine).max < CLOSE
     weights.close()
 
