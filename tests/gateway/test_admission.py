@@ -215,6 +215,7 @@ def test_a_group_that_ended_and_waits_for_its_decision_counts(
     assert chat(full.gateway, uid, f"{prompt_uid}-new").status == 429
 
 
+@pytest.mark.slow
 def test_a_restart_gives_the_same_count(full: Trainer, uid: str, prompt_uid: str) -> None:
     full.gateway.kill()
     full.gateway = full.start()

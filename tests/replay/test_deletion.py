@@ -41,7 +41,7 @@ from steplog import local_kafka
 from tests.pool.log import messages, records, until, write
 from tests.pool.records import end, run_of, step
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 GROUP = "readers"
 
@@ -242,7 +242,6 @@ deletion.delete(DeleteSettings(bootstrap=sys.argv[1], topic_prefix=prefix,
 """
 
 
-@pytest.mark.slow
 def test_a_killed_copy_is_gone_on_with(log: Log) -> None:
     prefix = log.connection.topic_prefix
     for records_more in (2, 9):
@@ -265,7 +264,6 @@ def live_records(connection: Connection, topic: str) -> list[Record]:
     return [Codec().decode(m.value) for m in messages(connection, topic) if m.value is not None]
 
 
-@pytest.mark.slow
 def test_a_copy_that_was_begun_otherwise_is_refused(log: Log) -> None:
     log.delete(trajectory=("nobody",))
     with pytest.raises(Fatal, match=r"\S+ still names what must go, in \d records: offset"):
@@ -280,7 +278,6 @@ def test_it_must_be_said_what_goes_and_where_the_rest_does(given: dict[str, Any]
         DeleteSettings(**given)
 
 
-@pytest.mark.slow
 def test_the_original_leaves_the_disk(log: Log, kafka: local_kafka.Broker) -> None:
     """Brokers keep files for a minute after a topic is deleted."""
     assert folders(kafka, log.connection)

@@ -236,6 +236,7 @@ def wait_for_end_or_loss(zombie: RunningWorker) -> None:
 # F12: poison
 
 
+@pytest.mark.slow
 def test_poison_goes_to_dead_letters_and_the_rest_goes_on(log: Connection, rewards: Path) -> None:
     name, codec = log.topic_name(STEPS), log.codec()
     whole = codec.encode(step("cut"), name)

@@ -87,6 +87,7 @@ def test_judges_run_at_once_as_many_as_may(log: Connection, rewards: Path, at_on
     assert_rewarded_complete(log)
 
 
+@pytest.mark.slow
 def test_a_slow_judge_holds_up_its_own_key_only_and_its_place_is_kept(
     log: Connection, rewards: Path
 ) -> None:

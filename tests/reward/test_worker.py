@@ -102,6 +102,7 @@ def test_a_bad_function_fails_its_trajectory_and_no_other(
     assert headers["steplog.topic"].decode() == log.topic_name(STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["loop", "sleep"])
 def test_a_function_that_hangs_is_ended_and_the_others_go_on(
     log: Connection, functions: Path, tokenizer: Path, how: str

@@ -97,6 +97,7 @@ def test_data_survive_stop_kill_and_a_change_of_port(own: Broker, place: Path, p
     assert read(again, 2) == [b"1", b"2"]
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_stop_kills_a_broker_that_does_not_listen(
     own: Broker, place: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,6 +155,7 @@ def test_a_record_of_the_largest_size_is_taken_and_topics_are_not_made_up(
     assert errors == [None]
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_a_broker_that_dies_is_explained_by_its_log(tmp_path: Path) -> None:
     (tmp_path / "data" / "holiday photos").mkdir(parents=True)

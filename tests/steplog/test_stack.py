@@ -132,6 +132,7 @@ def test_a_part_that_hangs_is_started_again(directory: Path) -> None:
     assert (pid_of(folder, "other"), part(folder, "other").restarts) == (second, 0)
 
 
+@pytest.mark.slow
 def test_a_part_that_falls_silent_for_a_moment_goes_on(directory: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/"
@@ -292,6 +293,7 @@ def test_the_commands(tmp_path: Path, kafka: Any) -> None:
     assert steplog("status").returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_ctrl_c_takes_everything_down(tmp_path: Path, kafka: Any) -> None:
     settings_file(tmp_path, kafka.bootstrap, "sleep 1000")

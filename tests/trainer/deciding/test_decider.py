@@ -126,6 +126,7 @@ def test_a_record_that_claims_a_version_before_it_was_open_is_invalid(log: Conne
     assert verdicts(log)["liar-0"] == "invalid"
 
 
+@pytest.mark.slow
 def test_what_is_too_old_for_certain_is_skipped_without_being_read(log: Connection) -> None:
     with deciding(log, groups_per_batch=1, max_age=1) as life:
         life.open(0)
@@ -211,6 +212,7 @@ def test_i11_every_trajectory_has_one_verdict(log: Connection) -> None:
     assert (counts["train"], counts["no_variance"], counts["invalid"]) == (16, 4, 4)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_was_replaced_can_decide_nothing_more(log: Connection) -> None:
     submit_groups(log, ["a", "b"])
     with deciding(log) as old:

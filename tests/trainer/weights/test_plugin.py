@@ -4,6 +4,8 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 
+import pytest
+
 
 def modules_after(statement: str) -> set[str]:
     code = f"import sys; {statement}; print(*sys.modules)"
@@ -21,6 +23,7 @@ def test_the_plugin_imports_nothing_heavy_before_vllm_asks_for_it() -> None:
     assert not modules_after("import trainer.weights.plugin") & heavy
 
 
+@pytest.mark.slow
 def test_workers_load_nothing_of_the_log() -> None:
     loaded = modules_after("import trainer.weights.gloo, trainer.weights.nccl")
     assert not loaded & {"pool", "schemas", "confluent_kafka", "aiokafka", "vllm"}
