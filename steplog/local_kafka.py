@@ -136,10 +136,23 @@ def answers(broker: Broker, limit: float) -> bool:
 
 
 def _admin(broker: Broker) -> AdminClient:
-    quiet = {"log_level": 0}  # refused connections are no news here
-    return AdminClient(
-        {"bootstrap.servers": broker.bootstrap, "reconnect.backoff.max.ms": 200, **quiet}
-    )
+    options: dict[str, str | int | float | bool] = {
+        "bootstrap.servers": broker.bootstrap,
+        "reconnect.backoff.max.ms": 200,
+        "log_level": 0,  # refused connections are no news here
+    }
+    with _interrupts_later():
+        return AdminClient(options)
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """The client makes a TypeError about its settings of one that comes while it is being made."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
