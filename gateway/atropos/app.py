@@ -89,15 +89,19 @@ class AtroposApp:
             await self._answer_by_asgi(scope, receive, send)
 
     def direct(self, method: bytes, url: bytes, headers: HeaderList) -> Serve | None:
-        return None if b"origin" in dict(headers) else self._direct.get((method, url))
+        serve = self._direct.get((method, url))
+        return None if serve is None or b"origin" in dict(headers) else serve
 
     async def _answer_by_asgi(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send, self.max_body)
         route = (scope["method"], scope["path"])
-        if route in self._often:
-            await self._answer_often(exchange, route)
-        else:
-            await self._answer(exchange, route, self._pass_on(exchange, receive))
+        try:
+            if route in self._often:
+                await self._answer_often(exchange, route)
+            else:
+                await self._answer(exchange, route, self._pass_on(exchange, receive))
+        finally:
+            exchange.stop_watching()
 
     async def _answer(self, exchange: AnyExchange, route: Route, work: Awaitable[None]) -> None:
         """What goes wrong in the work becomes an answer, too."""
@@ -116,8 +120,6 @@ class AtroposApp:
             log.exception("%s %s failed", *route)
             await _refuse(exchange, ApiError("the server failed; its log says why"))
         finally:
-            if isinstance(exchange, Exchange):
-                exchange.stop_watching()
             _count(route[1] if route in self._often else "other", exchange.status, began)
 
     async def _answer_often(self, exchange: AnyExchange, route: Route) -> None:

@@ -61,10 +61,10 @@ class Environment(Generic[Item]):
 
     # Rollouts
 
-    async def collect_trajectory(self, item: Item, rollout: Rollout) -> float | None:
+    async def collect_trajectory(self, item: Item, rollout: Rollout) -> float | None:  # noqa: ARG002
         """One try: talk to `rollout.client`, and return the reward. None leaves it to a reward worker.
         What it raises fails this rollout alone."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no collect_trajectory")
 
     async def collect_trajectories(self, item: Item, rollouts: Sequence[Rollout]) -> None:
         """All tries at an item, by default at the same time."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from gateway.atropos import log as log_module
@@ -20,20 +21,12 @@ from pool.convoys import Convoys
 from pool.reader import open_topic
 from pool.topics import ATROPOS, REWARDED
 from schemas import Codec
+from tests.gateway.atropos import running
 
 pytestmark = pytest.mark.broker
 
 RUN = "default"
-TRAINING = Training(
-    wandb_group="g",
-    wandb_project="p",
-    batch_size=8,
-    max_token_len=512,
-    checkpoint_dir="/c",
-    save_checkpoint_interval=5,
-    starting_step=0,
-    num_steps=100,
-)
+TRAINING = msgspec.convert(running.TRAINING, Training)
 ENV = Env(max_context_len=512, weight=1.0, desired_name="maths", group_size=4)
 
 

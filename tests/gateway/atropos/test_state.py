@@ -23,18 +23,10 @@ from gateway.atropos.events import (
 from gateway.atropos.polling import env_status
 from gateway.atropos.queue import Group
 from gateway.atropos.state import State, needed
+from tests.gateway.atropos import running
 from tests.gateway.atropos.groups import group
 
-TRAINING = Training(
-    wandb_group="g",
-    wandb_project="p",
-    batch_size=8,
-    max_token_len=512,
-    checkpoint_dir="/c",
-    save_checkpoint_interval=5,
-    starting_step=3,
-    num_steps=100,
-)
+TRAINING = msgspec.convert(running.TRAINING | {"starting_step": 3}, Training)
 
 
 def env(**fields: object) -> Env:
