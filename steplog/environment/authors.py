@@ -42,6 +42,11 @@ def cancellations() -> int:
     return task.cancelling() if task is not None else 0
 
 
+def is_asked_to_end(error: BaseException, before: int) -> bool:
+    """Whether it is a cancellation that was asked for since `before` was counted."""
+    return isinstance(error, asyncio.CancelledError) and cancellations() > before
+
+
 @contextmanager
 def blamed(what: str) -> Iterator[None]:
     """The environment cannot go on without what is done here."""

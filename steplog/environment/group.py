@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, Generic
 from uuid import uuid4
 
-from steplog.environment.authors import RAISED, blamed, cancellations, told
+from steplog.environment.authors import RAISED, blamed, cancellations, is_asked_to_end, told
 from steplog.environment.client import About, Backend, Ending
 from steplog.environment.errors import EnvironmentFailed, GatewayRefused
 from steplog.environment.journal import Journal
@@ -174,7 +174,7 @@ class Leader(Generic[Item]):
         except EnvironmentFailed:
             raise
         except RAISED as error:
-            if isinstance(error, asyncio.CancelledError) and cancellations() > before:
+            if is_asked_to_end(error, before):
                 raise
             why = f"it took over {limit_s:g} s" if limit.expired() else told(error)
             for rollout in rollouts:

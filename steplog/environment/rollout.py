@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args
 import openai
 from openai import AsyncOpenAI
 
-from steplog.environment.authors import RAISED, cancellations, numbers, told
+from steplog.environment.authors import RAISED, cancellations, is_asked_to_end, numbers, told
 from steplog.environment.client import About, Backend, Ending, Status, Trajectory
 from steplog.environment.errors import EnvironmentFailed, GatewayRefused, TryAgain
 from steplog.environment.recording import Call, Json, conversations
@@ -199,7 +199,7 @@ class Rollout:
             late = limit.expired()
             self.fail(f"it took over {self.place.timeout_s:g} s" if late else told(error))
         except RAISED as error:
-            if isinstance(error, asyncio.CancelledError) and cancellations() > before:
+            if is_asked_to_end(error, before):
                 raise
             self.fail(told(error))
             return not _are_outages(error) or self.attempt >= self.place.attempts
