@@ -17,7 +17,10 @@ The rules, and where they live:
 4. For the same reason a commit shows the membership under which its partitions were assigned. When
    the client has another one, because the group has changed or we were expelled while we stood
    still, every rebalance that is waiting is heard before the new membership is shown.
-5. A record that cannot be decoded goes to dead-letters in the same transaction, unless another
+5. After every rebalance the next commit takes place even if there is nothing new to say. Whoever was
+   fenced while it stood still, and has joined again, learns of it so, and does not sit on partitions
+   until their next record.
+6. A record that cannot be decoded goes to dead-letters in the same transaction, unless another
    group does that.
 """
 
@@ -136,6 +139,8 @@ class StatefulConsumer(Generic[ItemT]):
         self._transactions = Transactions(connection, group, transactional_id, patience, probe)
         self._consumer = Consumer(consumer_options(connection, group))
         self._membership: object = None
+        self._is_proven = False
+        """Since the last rebalance a transaction of ours has been accepted."""
         self._is_shaken = False
         self._closing = False
         self._subscribed = False
@@ -282,7 +287,8 @@ class StatefulConsumer(Generic[ItemT]):
         done = [work for bundle in bundles for work in bundle.works]
         offsets = [p.commit(done) for p in self._partitions.values() if p.progress.live]
         outputs = self._outputs(bundles, offsets)
-        if not outputs and not any(self._is_news(place) for place in offsets):
+        is_proven = self._is_proven or not offsets
+        if is_proven and not outputs and not any(self._is_news(place) for place in offsets):
             return True
         if any(len(place.metadata or "") > MAX_TEXT for place in offsets):
             self._finished.extendleft(reversed(bundles))
@@ -294,6 +300,7 @@ class StatefulConsumer(Generic[ItemT]):
             self._finished.extendleft(reversed(bundles))
             self._is_shaken = True
             return False
+        self._is_proven = True
         self._settle(done, offsets)
         for bundle in bundles:
             bundle.state = "committed"
@@ -400,6 +407,7 @@ class StatefulConsumer(Generic[ItemT]):
         starts = [Place(self._topic, place.partition, self._load(place)) for place in found]
         consumer.incremental_assign(starts)
         self._membership = consumer.consumer_group_metadata()
+        self._is_proven = False
         log.info("assigned %s", [place.partition for place in places])
 
     def _load(self, place: Place) -> int:
@@ -433,6 +441,7 @@ class StatefulConsumer(Generic[ItemT]):
     def _forget(self, places: Iterable[Place]) -> None:
         for place in places:
             self._partitions.pop(place.partition, None)
+        self._is_proven = False
         log.info("gave up %s", [place.partition for place in places])
 
     def _abandon(self) -> None:

@@ -17,7 +17,7 @@ from pool.bookmark import Bookmark
 from pool.connection import Connection
 from pool.consumer import StatefulConsumer
 from pool.ends import wait_until_readable
-from pool.errors import OffsetLost, TooManyPoison
+from pool.errors import Fenced, OffsetLost, TooManyPoison
 from pool.progress import Work
 from pool.sender import Output, producer_options
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS
@@ -370,6 +370,24 @@ def test_work_of_a_lost_partition_is_dropped_and_its_bundle_is_void(connection: 
             assert {w.assignment.partition for w in again} == kept
             assert len(again) == sum(w.assignment.partition in kept for w in works)
     assert not messages(connection, REWARDED)
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_who_was_fenced_and_joins_again_ends_although_there_is_nothing_to_commit(
+    connection: Connection, protocol: str
+) -> None:
+    connection = connection.model_copy(update={"group_protocol": protocol})
+    topics.create(connection, partitions=4)
+    with pytest.raises(Fenced), consumer(connection) as fenced:
+        until(lambda: len(fenced.offsets()) == 4, lambda: copy_all(connection, fenced))
+        fenced.commit()
+        with consumer(connection) as owner:
+
+            def both() -> None:
+                copy_all(connection, owner)
+                copy_all(connection, fenced)
+
+            until(lambda: False, both)
 
 
 def spread(number: int) -> list[Record]:
