@@ -153,7 +153,7 @@ def test_several_guilty_ones_do_not_take_each_other_down(asking: Callable[..., A
 
 def test_slow_is_not_silent(asking: Callable[..., Asked]) -> None:
     """Together they take longer than one may; each in turn is a sign of life."""
-    answers = asking("timeout_s=3&attempts=1").ask(*(f"slow{n}" for n in range(16))).wait()
+    answers = asking("timeout_s=6&attempts=1").ask(*(f"slow{n}" for n in range(32))).wait()
     assert {opinion.failure for opinion in answers.values()} == {None}
     assert len({opinion.details for opinion in answers.values()}) == 1
 

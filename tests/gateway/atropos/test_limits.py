@@ -30,7 +30,7 @@ def server(
     keys.write_text(f"envs:{KEY}\n")
     options = ["--host", "0.0.0.0", "--keys-file", str(keys), "--run", RUN]
     # Long enough for some questions, however slow: who asks none is silent.
-    options += ["--max-queue", str(MOST), "--silent-after-s", "4"]
+    options += ["--max-queue", str(MOST), "--silent-after-s", "10"]
     with running_atropos(atropos_log, *options) as running:
         running.always = {"authorization": f"Bearer {KEY}"}
         yield running
