@@ -113,7 +113,7 @@ class Leader(Generic[Item]):
         size: int,
     ) -> None:
         self._environment = environment
-        self._backend = backend
+        self.backend = backend
         self._journal = journal
         self._channel = channel
         self._size = size
@@ -131,7 +131,7 @@ class Leader(Generic[Item]):
             raise
         ends = endings(group.rollouts)
         self._journal.ended(number, ends)
-        await close(self._backend, ends)
+        await close(self.backend, ends)
         self._journal.finished(number, self._environment.state())
         return group
 
@@ -147,7 +147,7 @@ class Leader(Generic[Item]):
             metadata={"environment": self._environment.title(), **metadata},
         )
         place = Place(
-            backend=self._backend,
+            backend=self.backend,
             about=about,
             prompt_uid=group.prompt_uid,
             agents=self._environment.agents,
@@ -160,7 +160,7 @@ class Leader(Generic[Item]):
         place.begun([url for rollout in rollouts for url in urls(rollout)])
         async with self._door:
             for url in urls(rollouts[0]):
-                group.waited_s += await self._backend.register(url, about)
+                group.waited_s += await self.backend.register(url, about)
         group.rollouts = rollouts
         await asyncio.gather(*(place.register(rollout.agents) for rollout in rollouts[1:]))
 
@@ -188,7 +188,7 @@ class Leader(Generic[Item]):
             rollout.fail("the environment was stopped", "cancelled")
         with suppress(EnvironmentFailed, TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
-                await close(self._backend, endings(group.rollouts))
+                await close(self.backend, endings(group.rollouts))
                 self._journal.dropped(group.number)
 
 

@@ -28,6 +28,8 @@ class Now(NamedTuple):
     running: int
     limit: int
     waits_for: str
+    beside: str = ""
+    """What else goes on."""
 
 
 class View(Protocol):
@@ -74,15 +76,18 @@ class Screen:
         waits = Text(f"waits: {now.waits_for}" if now.waits_for else "", "yellow")
         waits.truncate(options.max_width, overflow="ellipsis")
         yield waits
+        if now.beside:
+            yield Text(now.beside, "dim")
 
     def line(self) -> str:
         now, told = self._look(), self._statistics
         reward = f", reward {told.rewards[-1]:.3f}" if told.rewards else ""
         waits = f"; waits: {now.waits_for}" if now.waits_for else ""
+        beside = f"; {now.beside}" if now.beside else ""
         return (
             f"{self._title}: {now.done:,}{_of(now.target)} groups{reward}, {now.running} running, "
             f"{told.failed:,} of {told.rollouts:,} rollouts failed, "
-            f"{told.tokens_per_second:,.0f} tokens/s{waits}"
+            f"{told.tokens_per_second:,.0f} tokens/s{waits}{beside}"
         )
 
 

@@ -1,7 +1,8 @@
 """What every environment can be told. An environment's own settings are fields of a subclass."""
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -9,6 +10,7 @@ Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 LONGEST = 5 * 24 * 3600
 """Seconds; the gateway takes no later deadline."""
+LOGIN = re.compile(r"(?<=//)[^/@\s]+(?=@)")
 TrackerName = Literal["wandb", "tensorboard", "trackio"]
 
 
@@ -66,3 +68,11 @@ class EnvironmentSettings(BaseModel):
     def deadline_s(self) -> float:
         """After this a trajectory that nobody completed expires: all attempts, and some outages."""
         return min(LONGEST, self.attempts * self.rollout_timeout_s + 2 * self.patience_s)
+
+    def shown(self) -> dict[str, Any]:
+        """For others to see: secrets are stars, and URLs have no login."""
+        given = self.model_dump(mode="json", exclude_none=True)
+        return {
+            name: LOGIN.sub("***", value) if isinstance(value, str) else value
+            for name, value in given.items()
+        }

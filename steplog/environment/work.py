@@ -12,6 +12,7 @@ from steplog.environment.concurrency import Concurrency
 from steplog.environment.errors import EnvironmentFailed
 from steplog.environment.group import Group, Leader
 from steplog.environment.journal import Journal
+from steplog.environment.progress import Now
 from steplog.environment.rollout import Item
 from steplog.environment.settings import EnvironmentSettings
 
@@ -45,14 +46,26 @@ class Work(Generic[Item]):
         self._next = journal.first
         self._is_exhausted = False
         self._failures = 0
-
-    @property
-    def drain_s(self) -> float:
-        return self._settings.drain_s
+        self._is_stopping = False
 
     @property
     def running(self) -> int:
         return len(self._running)
+
+    def now(self) -> Now:
+        return Now(
+            done=self._journal.count,
+            target=self.target,
+            running=self.running,
+            limit=self.concurrency.limit,
+            waits_for=self._waits_for(),
+        )
+
+    def _waits_for(self) -> str:
+        if self._is_stopping and self.running:
+            drain_s = self._settings.drain_s
+            return f"asked to stop, running groups get {drain_s:g} s; asked again it leaves them"
+        return self._leader.backend.waits_for
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until the target is reached, items run out, or `stop` is set."""
@@ -64,6 +77,7 @@ class Work(Generic[Item]):
                 await asyncio.wait([stopping, *self._tasks()], return_when=asyncio.FIRST_COMPLETED)
                 self._begin_drawn()
                 self._take_ended()
+            self._is_stopping = stop.is_set()
             await self._drain()
         finally:
             await end([stopping, *self._tasks()])
@@ -106,8 +120,8 @@ class Work(Generic[Item]):
             )
 
     async def _drain(self) -> None:
-        if self._running and self.drain_s:
-            await asyncio.wait(self._running, timeout=self.drain_s)
+        if self._running and self._settings.drain_s:
+            await asyncio.wait(self._running, timeout=self._settings.drain_s)
         self._take_ended()
 
 

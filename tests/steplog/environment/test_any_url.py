@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steplog import Environment, EnvironmentSettings, Rollout
-from steplog.environment import EnvironmentFailed, evaluate, process
+from steplog.environment import EnvironmentFailed, evaluate, process, progress
 from steplog.environment.recording import Call, conversations
 from tests.steplog.environment.arrived import lines
 from tests.steplog.environment.openai_server import running_server
@@ -97,6 +97,16 @@ def test_a_data_set_is_gone_through_in_every_epoch_in_another_order() -> None:
     assert all(sorted(epoch) == [(n, n) for n in range(5)] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
     assert items == asyncio.run(drawn())
+
+
+def test_an_evaluation_beside_the_groups_shows_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with running_server(right) as url:
+        asyncio.run(process(Held(settings(url, groups=1, eval_every=1))))
+    told = capfd.readouterr().err
+    assert "1 of 1 groups, " in told and "; evaluation 3 of 3 items" in told
 
 
 def test_evaluate_tells_means_and_keeps_samples() -> None:
