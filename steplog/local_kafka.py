@@ -31,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from steplog import kafka_directory, kafka_jars
 from steplog.kafka_directory import HOST
 from steplog.kafka_jars import LocalKafkaError
+from steplog.stack.process import is_zombie
 
 __all__ = ["Broker", "LocalKafkaError", "LocalKafkaSettings", "start", "status", "stop"]
 
@@ -39,8 +40,8 @@ DEFAULT_HEAP = "512m"
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 POLL_S = 0.05
-EXEC_LOOKS = 50
-"""A process that is becoming another program has no command line for a moment."""
+EMPTY_LOOKS = 500
+"""A process that is becoming another program, or is dying, has no command line for a moment."""
 
 
 class LocalKafkaSettings(BaseModel):
@@ -174,19 +175,14 @@ def _command_line(pid: int) -> str:
     """A process's command line; empty when it is gone or a zombie."""
     if Path("/proc/self/cmdline").exists():
         with suppress(OSError):
-            for _ in range(EXEC_LOOKS):
+            for _ in range(EMPTY_LOOKS):
                 told = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).replace("\0", " ")
-                if told or _is_zombie(pid):
+                if told or is_zombie(pid):
                     return told
                 time.sleep(0.01)
         return ""
     command = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
     return subprocess.run(command, capture_output=True, text=True).stdout
-
-
-def _is_zombie(pid: int) -> bool:
-    # The state follows the name of the program, which may itself hold anything.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
 def _start(directory: Path, port: int, heap: str) -> Broker:

@@ -91,14 +91,22 @@ def birth(pid: int) -> str | None:
     """When the process was started, since which boot; None when it is gone or a zombie."""
     if Path("/proc/self/stat").exists():
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
+            return None if is_zombie(pid) else f"{_boot()}{_stat(pid)[19]}"
         except OSError:
             return None
-        # The fields follow the name of the program, which may itself hold anything.
-        fields = stat.rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else f"{_boot()}{fields[19]}"
     told = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)
     return told.stdout.strip() or None
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether it has ended, and nobody has asked how. A killed process looks like that as soon as its
+    first thread is gone, while others still hold its ports. Where there is /proc."""
+    return _stat(pid)[0] in "ZX" and len(list(Path(f"/proc/{pid}/task").iterdir())) <= 1
+
+
+def _stat(pid: int) -> list[str]:
+    # The fields follow the name of the program, which may itself hold anything.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _boot() -> str:

@@ -2,6 +2,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +79,32 @@ def read(broker: Broker, count: int) -> list[bytes | None]:
     records = consumer.consume(count, timeout=60)
     consumer.close()
     return [record.value() for record in records]
+
+
+DYING = """
+import ctypes, socket, sys, threading, time
+
+def linger():
+    print(flush=True)
+    time.sleep(2)
+
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+threading.Thread(target=linger).start()
+ctypes.CDLL(None).syscall(60, 0)  # ends the first thread only
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.skipif(sys.platform != "linux", reason="the call has another number elsewhere")
+def test_a_killed_broker_that_still_holds_its_port_is_waited_for(own: Broker, place: Path) -> None:
+    told = (place / "broker.json").read_text()
+    local_kafka.stop(place)
+    command = [sys.executable, "-c", DYING, str(own.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as dying:
+        assert dying.stdout is not None and dying.stdout.readline()
+        (place / "broker.json").write_text(told.replace(str(own.pid), str(dying.pid)))
+        assert local_kafka.start(place, own.port).runs()
 
 
 @pytest.mark.slow
