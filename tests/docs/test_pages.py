@@ -97,14 +97,14 @@ READ: dict[str, Callable[[Block, Path], None]] = {
 }
 
 
-READ_FIRST = ("README.md", "agents.md")
-"""Pages that are run all the time; the others start several services each, and are slow."""
+RUN_OFTEN = ("agents.md",)
+"""Pages that are no slow tests; the others start several services each."""
 
 
 @pytest.mark.broker
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=() if p.name in READ_FIRST else pytest.mark.slow) for p in PAGES],
+    [pytest.param(p, marks=() if p.name in RUN_OFTEN else pytest.mark.slow) for p in PAGES],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_blocks_of_a_page_do_what_it_says(
