@@ -20,7 +20,7 @@ from steplog.environment.errors import EnvironmentFailed
 from steplog.environment.evaluation import Evaluated, begin
 from steplog.environment.group import settle
 from steplog.environment.journal import Journal
-from steplog.environment.keeping import Rollouts, fresh
+from steplog.environment.keeping import fresh
 from steplog.environment.progress import open_view
 from steplog.environment.rollout import Item
 from steplog.environment.session import CHANNEL, Session
@@ -58,11 +58,8 @@ async def serve(environment: Environment[Item], stop: asyncio.Event | None = Non
             if journal.first_state:
                 with blamed("load_state_dict()"):
                     environment.load_state_dict(journal.first_state)
-            rollouts = Rollouts(
-                folder, "rollouts", f"steplog {environment.title()}", settings.keep, settings.jsonl
-            )
             session = Session(
-                environment, backend, journal, rollouts, folder, settings.groups, stop
+                environment, backend, journal, folder, settings.groups, stop, settings.jsonl
             )
             await session.run()
             return journal.count
@@ -80,11 +77,8 @@ async def process(environment: Environment[Item], stop: asyncio.Event | None = N
         )
     folder, stop = fresh(home(environment) / "process"), stop or asyncio.Event()
     async with _running(environment, _direct(settings), stop) as backend:
-        rollouts = Rollouts(
-            folder, "rollouts", f"steplog {environment.title()}", settings.keep, jsonl=True
-        )
         target = settings.groups or GROUPS
-        session = Session(environment, backend, Journal(None), rollouts, folder, target, stop)
+        session = Session(environment, backend, Journal(None), folder, target, stop, jsonl=True)
         await session.run()
     return folder
 

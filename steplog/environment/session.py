@@ -33,16 +33,16 @@ class Session(Generic[Item]):
         environment: Environment[Item],
         backend: Backend,
         journal: Journal,
-        rollouts: Rollouts,
         folder: Path,
         target: int | None,
         stop: asyncio.Event,
+        jsonl: bool,
     ) -> None:
-        settings = environment.settings
+        settings, title = environment.settings, f"steplog {environment.title()}"
         self._environment = environment
         self._backend = backend
         self._journal = journal
-        self._rollouts = rollouts
+        self._rollouts = Rollouts(folder, "rollouts", title, settings.keep, jsonl)
         self._folder = folder
         self._stop = stop
         self._statistics = Statistics()
@@ -57,7 +57,7 @@ class Session(Generic[Item]):
         self._evaluation: Evaluation[Item] | None = None
         self._evaluating: asyncio.Task[None] | None = None
         self._counted = journal.count
-        self._view = open_view(f"steplog {environment.title()}", self._statistics, self._now)
+        self._view = open_view(title, self._statistics, self._now)
 
     async def run(self) -> None:
         reporting = asyncio.create_task(self._report_for_ever())

@@ -44,6 +44,13 @@ def log(connection: Connection) -> Connection:
     return connection
 
 
+@pytest.fixture(params=["consumer", "classic"])
+def parted(connection: Connection, request: pytest.FixtureRequest) -> Connection:
+    """Four partitions, to be shared by members under either protocol."""
+    topics.create(connection, partitions=4)
+    return connection.model_copy(update={"group_protocol": request.param})
+
+
 def consumer(
     connection: Connection,
     topic: str = STEPS,
@@ -326,29 +333,26 @@ def test_skipping_leaves_out_what_is_too_old(log: Connection) -> None:
     }
 
 
-@pytest.mark.parametrize("protocol", ["consumer", "classic"])
 def test_partitions_move_to_a_new_member_and_each_record_is_copied_once(
-    connection: Connection, protocol: str
+    parted: Connection,
 ) -> None:
-    connection = connection.model_copy(update={"group_protocol": protocol})
-    topics.create(connection, partitions=4)
     first = [r for n in range(40) for r in spread(n)]
-    write(connection, STEPS, first)
-    with consumer(connection, name="a") as a:
-        until(lambda: copied(connection).total() >= 30, lambda: copy_all(connection, a))
-        with consumer(connection, name="b") as b:
+    write(parted, STEPS, first)
+    with consumer(parted, name="a") as a:
+        until(lambda: copied(parted).total() >= 30, lambda: copy_all(parted, a))
+        with consumer(parted, name="b") as b:
 
             def both() -> None:
-                copy_all(connection, a)
-                copy_all(connection, b)
+                copy_all(parted, a)
+                copy_all(parted, b)
 
             until(lambda: bool(a.offsets()) and bool(b.offsets()), both)
             second = [r for n in range(40, 80) for r in spread(n)]
-            write(connection, STEPS, second)
-            until(lambda: copied(connection).total() >= 240, both)
+            write(parted, STEPS, second)
+            until(lambda: copied(parted).total() >= 240, both)
             assert len(a.offsets()) + len(b.offsets()) == 4
-        until(lambda: len(a.offsets()) == 4, lambda: copy_all(connection, a))
-    assert copied(connection) == Counter(identity(r) for r in first + second)
+        until(lambda: len(a.offsets()) == 4, lambda: copy_all(parted, a))
+    assert copied(parted) == Counter(identity(r) for r in first + second)
 
 
 def test_work_of_a_lost_partition_is_dropped_and_its_bundle_is_void(connection: Connection) -> None:
@@ -372,20 +376,17 @@ def test_work_of_a_lost_partition_is_dropped_and_its_bundle_is_void(connection: 
     assert not messages(connection, REWARDED)
 
 
-@pytest.mark.parametrize("protocol", ["consumer", "classic"])
 def test_who_was_fenced_and_joins_again_ends_although_there_is_nothing_to_commit(
-    connection: Connection, protocol: str
+    parted: Connection,
 ) -> None:
-    connection = connection.model_copy(update={"group_protocol": protocol})
-    topics.create(connection, partitions=4)
-    with pytest.raises(Fenced), consumer(connection) as fenced:
-        until(lambda: len(fenced.offsets()) == 4, lambda: copy_all(connection, fenced))
+    with pytest.raises(Fenced), consumer(parted) as fenced:
+        until(lambda: len(fenced.offsets()) == 4, lambda: copy_all(parted, fenced))
         fenced.commit()
-        with consumer(connection) as owner:
+        with consumer(parted) as owner:
 
             def both() -> None:
-                copy_all(connection, owner)
-                copy_all(connection, fenced)
+                copy_all(parted, owner)
+                copy_all(parted, fenced)
 
             until(lambda: False, both)
 
