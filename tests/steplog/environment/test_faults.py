@@ -1,6 +1,7 @@
 """Rollouts that fail, gateways that die, a trainer that has enough, an environment that is killed."""
 
 import asyncio
+import re
 import signal
 import subprocess
 import uuid
@@ -267,10 +268,20 @@ def test_asked_to_stop_it_cancels_an_evaluation_too(
 def test_groups_of_earlier_are_told_of(gateway: RunningGateway) -> None:
     words = ("--gateway", gateway.url, "--groups", "1", "--group-size", "2", "--dir", "kept")
     ended_well(running("Counting", "serve", *words))
+    page = Path("kept/rollouts.html").read_text()
     again = running("Counting", "serve", *words)
     _, err = again.communicate(timeout=60)
     assert again.returncode == 0
     assert "kept has 1 groups of earlier: give more, or another --dir" in err
+    assert Path("kept/rollouts.html").read_text() == page, "not replaced by one that shows nothing"
+
+
+def test_the_page_goes_on_with_groups_of_earlier(gateway: RunningGateway) -> None:
+    for groups in (2, 3):
+        asyncio.run(serve(Counting(settings(gateway, groups=groups, keep=2))))
+    page = Path("kept/rollouts.html").read_text()
+    shown = re.findall(r"<details class=group><summary><b>(\d+)</b>", page)
+    assert shown == [str(line["number"]) for line in reversed(kept()[-2:])], "as many as it keeps"
 
 
 @pytest.mark.slow
