@@ -37,7 +37,8 @@ class Environment(Generic[Item]):
         self.backlog: deque[Item] = deque()
         """Items that come before all others. A kill forgets them, unless `state_dict` has them."""
         self.index = 0
-        """The number of the item that is drawn; the same again after a restart."""
+        """The number of the item that comes next, not counting the backlog's: those take nothing from
+        the stream. The same again after a restart."""
         self.random = Random(0)
         """Made anew for every item, from the seed and `index`: draw from it, and a restart goes on."""
 
@@ -124,15 +125,25 @@ class Environment(Generic[Item]):
 
     # For whoever runs it
 
-    async def draw(self, index: int) -> Item | None:
-        self.index = index
-        self.random = Random(f"{self.settings.seed}/{index}")
+    async def draw(self) -> Item | None:
+        if self.backlog:
+            return self.backlog.popleft()
+        self.random = Random(f"{self.settings.seed}/{self.index}")
         with blamed("get_next_item()"):
-            return self.backlog.popleft() if self.backlog else await self.get_next_item()
+            item = await self.get_next_item()
+        self.index += item is not None
+        return item
 
     def state(self) -> Json:
+        """What a restart needs to draw the same items from here on."""
         with blamed("state_dict()"):
-            return self.state_dict()
+            return {"index": self.index, "own": self.state_dict()}
+
+    def restore(self, state: Json) -> None:
+        self.index = state["index"]
+        if state["own"]:
+            with blamed("load_state_dict()"):
+                self.load_state_dict(state["own"])
 
     @classmethod
     def title(cls) -> str:

@@ -8,7 +8,8 @@
 
 Read again, it tells which items are open. A group that had ended is sent again, word by word; it is
 neither lost nor there twice. One that had only begun is cancelled, and its item is drawn again: items
-follow from their number, the seed and the state. So a kill costs the rollouts that ran, nothing else.
+follow from the seed and the state, of which their index is a part. So a kill costs the rollouts that
+ran, nothing else.
 """
 
 import fcntl

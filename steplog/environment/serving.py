@@ -56,8 +56,7 @@ async def serve(environment: Environment[Item], stop: asyncio.Event | None = Non
         ):
             await settle(backend, journal, _about(environment))
             if journal.first_state:
-                with blamed("load_state_dict()"):
-                    environment.load_state_dict(journal.first_state)
+                environment.restore(journal.first_state)
             session = Session(
                 environment, backend, journal, folder, settings.groups, stop, settings.jsonl
             )

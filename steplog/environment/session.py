@@ -82,7 +82,7 @@ class Session(Generic[Item]):
     async def _draw(self, number: int) -> Item | None:
         if not self._journal.is_done(number):
             self._journal.drawn(number, self._environment.state())
-        return await self._environment.draw(number)
+        return await self._environment.draw()
 
     def _ended(self, group: Group[Item]) -> None:
         self._statistics.add(group)

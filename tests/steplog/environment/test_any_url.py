@@ -90,7 +90,7 @@ def test_a_data_set_is_gone_through_in_every_epoch_in_another_order() -> None:
     async def drawn() -> list[Any]:
         environment = Held(settings(None))
         await environment.setup()
-        return [await environment.draw(number) for number in range(15)]
+        return [await environment.draw() for _ in range(15)]
 
     items = asyncio.run(drawn())
     epochs = [items[:5], items[5:10], items[10:]]

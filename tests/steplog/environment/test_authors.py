@@ -174,6 +174,18 @@ def test_the_backlog_is_drawn_after_the_last_item() -> None:
     assert [line["item"] for line in processed(Few, groups=9)] == [0, "again", "again"]
 
 
+def test_the_backlog_takes_no_item_from_a_data_set() -> None:
+    class Held(Plain):
+        get_next_item = Environment.get_next_item
+
+        async def setup(self) -> None:
+            self.items = range(5)
+            self.backlog.extend(["first", "second"])
+
+    drawn = [line["item"] for line in processed(Held, groups=7)]
+    assert drawn[:2] == ["first", "second"] and sorted(drawn[2:]) == [0, 1, 2, 3, 4]
+
+
 # The class
 
 

@@ -19,14 +19,14 @@ from pool.topics import LEDGER, POLICY
 from schemas import DecidedGroup, Decision, Member, PolicyVersion
 from schemas.records import Phase
 from steplog import local_kafka
-from steplog.environment import EnvironmentFailed, serve
+from steplog.environment import Environment, EnvironmentFailed, Rollout, serve
 from steplog.environment.journal import Journal
 from tests.gateway.asking import eventually
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.pool.log import write
 from tests.steplog.environment.arrived import Arrived, Told, lines, numbers, prompts, statuses
-from tests.steplog.environment.environments import Broken, Counting, Faulty, Market, running
+from tests.steplog.environment.environments import Broken, Counting, Faulty, Market, running, say
 from tests.steplog.environment.player import running_player
 from tests.tiny_model import EOS
 
@@ -274,6 +274,27 @@ def test_groups_of_earlier_are_told_of(gateway: RunningGateway) -> None:
     assert again.returncode == 0
     assert "kept has 1 groups of earlier: give more, or another --dir" in err
     assert Path("kept/rollouts.html").read_text() == page, "not replaced by one that shows nothing"
+
+
+def test_a_data_set_goes_on_where_it_was_whatever_the_backlog_brought(
+    gateway: RunningGateway,
+) -> None:
+    class Again(Environment[int]):
+        async def setup(self) -> None:
+            self.items = range(6)
+
+        async def collect_trajectory(self, item: int, rollout: Rollout) -> float:
+            await say(rollout, "hello")
+            if item in (2, 4):
+                self.backlog.append(item + 100)
+            return 1.0
+
+    for groups in (3, 6, 12):
+        asyncio.run(serve(Again(settings(gateway, groups=groups, workers=1))))
+    drawn = [line["item"] for line in kept()]
+    epoch = [item for item in drawn if item < 100]
+    assert sorted(epoch[:6]) == list(range(6)), drawn
+    assert len(epoch) < len(drawn), "the backlog brought something"
 
 
 def test_the_page_goes_on_with_groups_of_earlier(gateway: RunningGateway) -> None:
