@@ -341,13 +341,16 @@ def test_what_comes_after_the_end_is_409_and_not_recorded(
 def test_complete_waits_for_running_calls(
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
 ) -> None:
+    def running() -> float:
+        return gateway.metric("gateway_inflight_requests") - 1  # without the question itself
+
     stub.script([said("slow", hold=0)])
-    running = gateway.metric("gateway_inflight_requests")
+    eventually(lambda: running() == 0)  # what other tests left
     with in_background() as submit:
         slow = submit(chat, gateway, uid, prompt_uid)
         eventually(lambda: stub.waiting() == 0)
         closed = submit(gateway.post, f"/{uid}/{prompt_uid}/v1/complete_trajectory")
-        eventually(lambda: gateway.metric("gateway_inflight_requests") == running + 2)
+        eventually(lambda: running() == 2)
         stub.release()
         assert (closed.result().status, slow.result().status) == (200, 200)
     kinds = [type(record).__name__ for record in log_of(gateway, uid)]
