@@ -131,7 +131,8 @@ class Environment(Generic[Item]):
         self.random = Random(f"{self.settings.seed}/{self.index}")
         with blamed("get_next_item()"):
             item = await self.get_next_item()
-        self.index += item is not None
+        if item is not None:
+            self.index += 1
         return item
 
     def state(self) -> Json:
