@@ -3,6 +3,7 @@
 `python -m bench gateway` runs one part.
 """
 
+import signal
 import sys
 import tempfile
 import time
@@ -39,6 +40,7 @@ PARTS = {
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no broker stays
     chosen = sys.argv[1:] or list(PARTS)
     with tempfile.TemporaryDirectory() as folder:
         broker = local_kafka.start(Path(folder), free_port())
