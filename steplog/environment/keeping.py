@@ -1,7 +1,8 @@
 """The rollouts that an environment keeps for people: lines of JSON, and a page of the newest.
 
 The lines outlive the process, and with them the page: a new life begins it with their newest. Where no
-lines are kept, the page of the life before stays until there is something to show."""
+lines are kept, the page of the life before stays until there is something to show.
+"""
 
 import json
 import os
