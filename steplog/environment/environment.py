@@ -40,8 +40,8 @@ class Environment(Generic[Item]):
         """The number of the item that comes next, not counting the backlog's: those take nothing from
         the stream. The same again after a restart."""
         self.random = Random(0)
-        """Made anew for every item of the stream, from the seed and `index`: draw from it, and a restart
-        goes on."""
+        """Made anew for every item of the stream, from the seed and `index`: draw from it, and a
+        restart goes on."""
 
     # The stream of items
 
