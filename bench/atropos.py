@@ -33,8 +33,9 @@ from tests.conftest import free_port
 from tests.gateway.atropos.running import ENV, TRAINING, running_atropos
 
 CLIENTS = 8
-POST_SHAPES = {(4, 64): 2400, (8, 512): 400, (8, 2048): 96}
-"""Sequences and tokens of a group, and how many are posted in a turn."""
+POST_SHAPES = {(4, 64): 2560, (8, 512): 400, (8, 2048): 96}
+"""Sequences and tokens of a group, and how many are posted in a turn: each client as many, also of
+those in lists."""
 TURNS = 5
 WARM_UP = 4
 """So many times fewer are posted first: a server runs for days."""

@@ -26,7 +26,7 @@ class Rollouts:
         self.lines = folder / f"{name}.jsonl" if jsonl else None
         self.page = folder / f"{name}.html"
         if self.lines is not None and self.lines.exists():
-            self._newest.extendleft(_tail(self.lines))
+            self._newest.extendleft(_tail(self.lines, keep))
 
     def add(self, group: Group[Any]) -> None:
         line = group.line()
@@ -41,11 +41,11 @@ class Rollouts:
             write_page(self.page, self._title, self._newest)
 
 
-def _tail(file: Path) -> Iterator[dict[str, Any]]:
+def _tail(file: Path, count: int) -> Iterator[dict[str, Any]]:
     """The last groups of a file. Its first line may be half of one, and so may one that a kill left."""
     with file.open("rb") as lines:
         lines.seek(max(0, lines.seek(0, os.SEEK_END) - TAIL))
-        for line in lines:
+        for line in deque(lines, maxlen=count):
             try:
                 yield json.loads(line)
             except ValueError:
