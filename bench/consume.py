@@ -7,11 +7,11 @@ from confluent_kafka import Consumer, TopicPartition
 
 from bench.measure import compare, show
 from pool.connection import Connection
-from pool.consumer import BATCH, StatefulConsumer, consumer_options
-from pool.groups import Group, GroupAssembler, Outsider
-from pool.progress import Received
+from pool.consumers.consumer import BATCH, StatefulConsumer, consumer_options
+from pool.core.groups import Group, GroupAssembler, Outsider
+from pool.core.progress import Received
+from pool.core.trajectories import Stray
 from pool.topics import STEPS, find
-from pool.trajectories import Stray
 
 COMMIT_EVERY = 0.1
 """Seconds between two transactions, as a service would have it."""

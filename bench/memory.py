@@ -9,10 +9,10 @@ from bench.consume import assigned
 from bench.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
 from pool import topics
 from pool.connection import Connection
-from pool.consumer import BATCH
-from pool.groups import Group, GroupAssembler
-from pool.producer import Producer
-from pool.progress import Received
+from pool.consumers.consumer import BATCH
+from pool.core.groups import Group, GroupAssembler
+from pool.core.progress import Received
+from pool.producers.producer import Producer
 from pool.topics import STEPS
 
 STEPS_IN_ALL = 1_000_000

@@ -18,9 +18,9 @@ from bench.measure import compare, show
 from bench.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
 from pool import topics
 from pool.connection import Connection
-from pool.groups import Group, GroupAssembler
-from pool.producer import Producer
-from pool.scan import Scan, received
+from pool.core.groups import Group, GroupAssembler
+from pool.producers.producer import Producer
+from pool.readers.scan import Scan, received
 from pool.topics import STEPS, find
 from replay import parquet as _  # noqa: F401  loading pyarrow is not exporting
 from replay.export import export

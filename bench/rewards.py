@@ -20,8 +20,8 @@ from bench.measure import measure
 from bench.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
 from pool import topics
 from pool.connection import Connection
-from pool.consumer import consumer_options
-from pool.producer import Producer
+from pool.consumers.consumer import consumer_options
+from pool.producers.producer import Producer
 from pool.topics import REWARDED, STEPS, find
 from schemas import Record, Step, TrajectoryEnd
 from schemas.packing import pack_ids

@@ -1,7 +1,7 @@
 """Bytes of a long conversation: delta-coded prompts against what they must carry at least."""
 
 from bench.steps import logprobs, tokens
-from pool.prompts import delta
+from pool.core.prompts import delta
 from schemas import Codec, Step
 
 TURNS = 50

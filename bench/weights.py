@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pool.versions import Version
+from pool.core.versions import Version
 from trainer.weights.fleet import Weights
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.source import ModuleSource, total_bytes

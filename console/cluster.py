@@ -11,8 +11,8 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from console.look import Commit, PartitionBounds
 from pool.connection import Connection
-from pool.errors import BrokerUnavailable
 from pool.topics import find, kind
+from servicekit.errors import BrokerUnavailable
 
 TIMEOUT = 10.0
 LOOK_EVERY = 0.2

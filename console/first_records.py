@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError
 
 from console.cluster import Place
 from pool.connection import Connection
-from pool.errors import BrokerUnavailable
+from servicekit.errors import BrokerUnavailable
 
 PATIENCE = 3.0
 """Seconds for all partitions. There may be nothing to find: only transaction markers are left."""

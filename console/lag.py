@@ -13,7 +13,7 @@ from console.look import Look
 from console.observer import open_observer
 from console.screen import Screen
 from console.settings import LagSettings
-from pool.errors import BrokerUnavailable
+from servicekit.errors import BrokerUnavailable
 
 Show = Callable[[Look, str], None]
 """Takes a look, and why it is not a fresh one."""

@@ -7,8 +7,8 @@ seconds is the age of the first record that was not processed, and 0 where there
 
 import msgspec
 
-from pool.bookmark import Bookmark
-from pool.errors import Fatal
+from pool.core.bookmark import Bookmark
+from servicekit.errors import Fatal
 
 
 class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from console.metrics import LookCollector
 from console.observer import open_observer
 from console.settings import MonitorSettings
-from pool.errors import BrokerUnavailable, OffsetLost, TopicMismatch
-from pool.process import listen, start_logging
-from pool.status import make_status_app
+from servicekit.errors import BrokerUnavailable, OffsetLost, TopicMismatch
+from servicekit.process import listen, start_logging
+from servicekit.status import make_status_app
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from console.look import GroupLag, Look, group_lag, partition_lag
 from console.tail import Tail, open_tail
 from console.work import Work
 from pool.connection import Connection
-from pool.errors import TopicMismatch
 from pool.topics import LEDGER, POLICY, TOPICS, TRAJECTORIES
 from schemas import Decision, PolicyVersion, Registration
+from servicekit.errors import TopicMismatch
 
 CLOCKS_DIFFER = timedelta(hours=1)
 """Decisions are looked for from the oldest registration's time on. The two were stamped by different

@@ -5,7 +5,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from pool.connection import Connection
-from pool.process import ServiceSettings, check_address
+from pool.settings import ServiceSettings
+from servicekit.process import check_address
 
 Seconds = Annotated[float, Field(gt=0)]
 

@@ -13,8 +13,8 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from pool.connection import MAX_MESSAGE_BYTES, Connection
-from pool.errors import BrokerUnavailable, OffsetLost
 from schemas import Codec, Record, SchemaError
+from servicekit.errors import BrokerUnavailable, OffsetLost
 
 
 class Tail:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from console.look import RunWork
-from pool.marks import PolicyMarks
+from pool.core.marks import PolicyMarks
 from schemas import DecidedGroup, Decision, PolicyVersion, Position, Registration
 
 TRAIN = "train"

@@ -6,8 +6,8 @@ import sys
 import uuid
 
 from pool.connection import Connection
-from pool.producer import Producer
-from pool.prompts import delta
+from pool.core.prompts import delta
+from pool.producers.producer import Producer
 from pool.topics import STEPS
 from schemas import Step, TrajectoryEnd
 from schemas.packing import pack_ids, pack_logprobs

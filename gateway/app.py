@@ -31,8 +31,8 @@ from gateway.gateway import Gateway
 from gateway.keys import SEPARATOR, Keys, api_key
 from gateway.requests import Dialect
 from gateway.settings import GatewaySettings
-from pool import tracing
-from pool.errors import BrokerUnavailable
+from servicekit import tracing
+from servicekit.errors import BrokerUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from gateway.state.conversation import Chain
 from gateway.state.log import Log
 from gateway.state.trajectories import Trajectories
 from gateway.state.trajectory import Trajectory, Written
-from pool.prompts import delta as prompt_delta
+from pool.core.prompts import delta as prompt_delta
 from schemas import Step, StepNote
 from schemas.packing import ID_BYTES, pack_ids, pack_logprobs
 

@@ -25,8 +25,8 @@ from gateway.state.log import Log
 from gateway.state.trajectories import Completion, Trajectories
 from gateway.state.trajectory import Trajectory
 from gateway.unbound import Unbound
-from pool import tracing
 from schemas import Feedback
+from servicekit import tracing
 
 PROBE_TOKENS = 16
 """Agent frameworks try a URL with a call of a token or a few."""

@@ -26,7 +26,7 @@ from gateway.reading import (
 )
 from gateway.rendering import Renderer
 from gateway.requests import Delta, Request
-from pool import tracing
+from servicekit import tracing
 
 ATTEMPTS = 4
 """Times that a call is tried."""

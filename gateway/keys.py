@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from gateway.errors import NotFound, Unauthorized
 from gateway.exchange import AnyExchange
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 
 SEPARATOR = "~"
 """Between a trajectory's uid and its signature; never in a uid that we mint."""

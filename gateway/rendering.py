@@ -22,8 +22,8 @@ from gateway.encoding import Encoder
 from gateway.errors import BadRequest
 from gateway.prompts import Prompt, Prompts
 from gateway.requests import Message, Request
-from pool.errors import Fatal
-from pool.tokenizer import fingerprint
+from servicekit.errors import Fatal
+from servicekit.tokenizer import fingerprint
 
 LEAD: Message = {"role": "user", "content": "."}
 """Stands for the history in front of the marker: templates want a user's turn before an answer."""

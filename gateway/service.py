@@ -26,11 +26,11 @@ from gateway.state.log import open_log
 from gateway.state.recovery import Recovery
 from gateway.state.trajectories import Rules, Trajectories
 from pool import topics
-from pool.errors import BrokerUnavailable
-from pool.follower import Follower
-from pool.process import calm_the_collector, listen, start_logging
-from pool.tokenizer import hide_torch
+from pool.readers.follower import Follower
 from pool.topics import LEDGER, POLICY, STEPS, TOPICS, TRAJECTORIES
+from servicekit.errors import BrokerUnavailable
+from servicekit.process import calm_the_collector, listen, start_logging
+from servicekit.tokenizer import hide_torch
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from gateway.atropos.settings import AtroposSettings
-from pool.process import LOOPBACK, ServiceSettings
+from pool.settings import ServiceSettings
+from servicekit.process import LOOPBACK
 
 Positive = Annotated[int, Field(gt=0)]
 

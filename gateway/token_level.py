@@ -15,7 +15,7 @@ from gateway.errors import BadRequest
 from gateway.rendering import Renderer
 from gateway.requests import Request
 from gateway.unbound import samples
-from pool.submitted import TokenId
+from pool.core.submitted import TokenId
 from schemas import Step
 from schemas.packing import unpack_ids, unpack_logprobs
 

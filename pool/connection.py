@@ -9,9 +9,9 @@ from typing import Any, Literal, Self
 from confluent_kafka import KafkaError
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from pool.errors import Fatal
 from schemas import Codec
 from schemas.registry import SchemaRegistry
+from servicekit.errors import Fatal
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Largest record that a producer takes. Topics allow a little more, for a reward worker's notes."""

@@ -14,7 +14,6 @@ from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic, TopicPartition
 
 from pool.connection import MAX_MESSAGE_BYTES, Connection
-from pool.errors import BrokerUnavailable, Fatal, TopicMismatch
 from pool.troubles import Troubles
 from schemas import (
     AtroposEvent,
@@ -29,6 +28,7 @@ from schemas import (
     StepNote,
     TrajectoryEnd,
 )
+from servicekit.errors import BrokerUnavailable, Fatal, TopicMismatch
 
 STEPS = "steps"
 REWARDED = "rewarded"

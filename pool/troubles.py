@@ -10,7 +10,7 @@ import time
 from confluent_kafka import KafkaError
 
 from pool.connection import Connection
-from pool.errors import AccessRefused, BrokerUnavailable, PoolError
+from servicekit.errors import AccessRefused, BrokerUnavailable, PoolError
 
 RECENT = 60.0
 """Seconds after which a reason explains nothing any more: a client tries again every second."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pool.process import masked
-from pool.scan import Span
-from pool.selection import SelectionSettings
+from pool.readers.scan import Span
+from pool.readers.selection import SelectionSettings
 from replay.settings import ExportSettings
+from servicekit.masking import format_settings
 
 TEXT = """---
 configs:
@@ -42,6 +42,6 @@ def write(
         trajectories=trajectories,
         per=settings.per,
         offsets=", ".join(f"{n}: {s.first}-{s.end}" for n, s in spans.items() if s.first < s.end),
-        selected=masked(selection),
+        selected=format_settings(selection),
     )
     (folder / "README.md").write_text(text, encoding="utf-8")

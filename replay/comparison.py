@@ -13,7 +13,7 @@ from typing import Generic, Literal, TypeVar, get_args
 
 import msgspec
 
-from pool.groups import GroupRules
+from pool.core.groups import GroupRules
 from replay.side_by_side import Pair, Scored, Side
 
 EQUAL = 1e-6

@@ -12,13 +12,13 @@ from typing import Any
 from confluent_kafka import KafkaError, Message
 from confluent_kafka import Producer as ConfluentProducer
 
-from pool.bar import bar
 from pool.connection import Connection
-from pool.errors import BrokerUnavailable, Fatal
-from pool.partition import DELETED
-from pool.scan import Scan, Span
-from pool.sender import producer_options
+from pool.consumers.partition import DELETED
+from pool.producers.sender import producer_options
+from pool.readers.scan import Scan, Span
 from replay.forbidden import Forbidden, decoded
+from servicekit.errors import BrokerUnavailable, Fatal
+from servicekit.progress_bar import bar
 
 GAP = b"steplog.gap"
 """Key of a tombstone where the original has no record. Compacted topics take none without a key."""

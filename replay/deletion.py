@@ -9,10 +9,8 @@ was: copy while the services work, stop them, and copy the rest.
 from collections.abc import Callable, Iterator
 
 from pool import topics
-from pool.bar import bar
 from pool.connection import Connection
-from pool.errors import Fatal
-from pool.scan import Scan
+from pool.readers.scan import Scan
 from pool.topics import DEAD_LETTERS, LEDGER, POLICY
 from replay.copying import Copied, Copy
 from replay.forbidden import Forbidden, decoded
@@ -21,6 +19,8 @@ from replay.proof import prove
 from replay.settings import DeleteSettings
 from replay.spans import Spans, spans_of
 from schemas import Record
+from servicekit.errors import Fatal
+from servicekit.progress_bar import bar
 
 WITHOUT_TENANTS = (POLICY, LEDGER, DEAD_LETTERS)
 

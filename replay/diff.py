@@ -6,12 +6,12 @@ import msgspec
 from rich.console import Console
 
 from pool import topics
-from pool.dataset import Dataset
-from pool.groups import GroupRules
-from pool.scan import Span
-from pool.selection import SelectionSettings, find_ranges
+from pool.core.groups import GroupRules
+from pool.core.trajectories import Stray, Trajectory, source
+from pool.readers.dataset import Dataset
+from pool.readers.scan import Span
+from pool.readers.selection import SelectionSettings, find_ranges
 from pool.topics import STEPS, rewarded_topic
-from pool.trajectories import Stray, Trajectory, source
 from replay.comparison import Comparer, Comparison, Distribution, FunctionRewards, Moments
 from replay.diff_table import DiffTable
 from replay.settings import DiffSettings

@@ -7,10 +7,8 @@ files whenever it is asked for, as long as the log keeps it.
 from collections.abc import Iterator
 from pathlib import Path
 
-from pool.bar import bar
-from pool.dataset import Dataset
-from pool.errors import Fatal
-from pool.trajectories import Trajectory
+from pool.core.trajectories import Trajectory
+from pool.readers.dataset import Dataset
 from replay import card
 from replay.late import LateFeedback
 from replay.place import new_place
@@ -19,6 +17,8 @@ from replay.settings import ExportSettings
 from replay.shards import Shards, check_parquet, open_shards
 from replay.texts import Texts
 from schemas import Feedback
+from servicekit.errors import Fatal
+from servicekit.progress_bar import bar
 
 LOOK_EVERY = 100
 """Trajectories after which the bar moves."""

@@ -7,8 +7,8 @@ a reward worker, its turn, the rest of its group; or the trainer passed over it,
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from pool.progress import Received
-from pool.scored import group_of
+from pool.core.progress import Received
+from pool.core.scored import group_of
 from schemas import DecidedGroup, Decision, Member, TrajectoryEnd
 from schemas.records import Verdict
 

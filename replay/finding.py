@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pool.connection import Connection
-from pool.progress import Received
-from pool.reader import open_topic
-from pool.scan import Scan, Span, received
-from pool.scored import group_of, members
+from pool.core.progress import Received
+from pool.core.scored import group_of, members
+from pool.readers.reader import open_topic
+from pool.readers.scan import Scan, Span, received
 from pool.topics import REWARDED, STEPS, TOPICS, TRAJECTORIES, find, kind
 from replay.fates import Naming
 from schemas import Codec, Registration, ScoredGroup

@@ -7,9 +7,9 @@ from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
 
 from pool.connection import Connection
-from pool.errors import BrokerUnavailable, Fatal
+from pool.consumers.transaction import read_offsets
 from pool.topics import Found
-from pool.transaction import read_offsets
+from servicekit.errors import BrokerUnavailable, Fatal
 
 PATIENCE = 30.0
 

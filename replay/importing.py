@@ -12,21 +12,21 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from pool import topics
-from pool.bar import bar
 from pool.connection import MAX_RECORD_BYTES, Connection
-from pool.ends import wait_until_readable
-from pool.errors import Fatal
-from pool.reader import read_records
-from pool.scan import Scan
-from pool.sender import Output
+from pool.consumers.transaction import Transactions
+from pool.producers.sender import Output
+from pool.readers.ends import wait_until_readable
+from pool.readers.reader import read_records
+from pool.readers.scan import Scan
 from pool.topics import POLICY
-from pool.transaction import Transactions
 from replay.records import BadRow, records_of
 from replay.rows import TrajectoryRow
 from replay.settings import ImportSettings
 from replay.sources import Files, Found
 from replay.spans import spans_of
 from schemas import Codec, PolicyVersion, SchemaError, TrajectoryEnd
+from servicekit.errors import Fatal
+from servicekit.progress_bar import bar
 
 HEADER = "steplog.imported_from"
 CHUNK_RECORDS = 2_000

@@ -9,8 +9,8 @@ import sqlite3
 
 import msgspec
 
-from pool.groups import feedback_of
-from pool.progress import Received
+from pool.core.groups import feedback_of
+from pool.core.progress import Received
 from schemas import Feedback
 
 TABLE = """

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from pool.errors import Fatal
-from pool.reader import read_records
+from pool.readers.reader import read_records
 from pool.topics import LEDGER
 from replay.fates import Fate, fates, namings
 from replay.finding import Finder, Traces
 from replay.settings import LineageSettings
 from replay.telling import Lineage
 from schemas import Decision, Record, ScoredGroup
+from servicekit.errors import Fatal
 
 
 def lineage(settings: LineageSettings, say: Callable[[str], None]) -> None:

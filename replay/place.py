@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 
 
 @contextmanager

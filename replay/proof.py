@@ -1,11 +1,11 @@
 """Whether what must go is gone: every record of a topic is looked at, as a record and as bytes."""
 
-from pool.bar import bar
 from pool.connection import Connection
-from pool.errors import Fatal
-from pool.scan import Scan, Span
+from pool.readers.scan import Scan, Span
 from replay.copying import holds
 from replay.forbidden import Forbidden, decoded
+from servicekit.errors import Fatal
+from servicekit.progress_bar import bar
 
 SHOWN = 5
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from pool.groups import feedback_of
-from pool.progress import Received
-from pool.prompts import BrokenPrompt
-from pool.trajectories import Trajectory, source, step_of
+from pool.core.groups import feedback_of
+from pool.core.progress import Received
+from pool.core.prompts import BrokenPrompt
+from pool.core.trajectories import Trajectory, source, step_of
 from replay.texts import Texts
 from schemas import Reward, Segment, Step
 from schemas.codec import mark

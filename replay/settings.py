@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pool.connection import Connection
-from pool.groups import DEFAULT_RULES
-from pool.selection import SelectionSettings
+from pool.core.groups import DEFAULT_RULES
+from pool.readers.selection import SelectionSettings
 from pool.topics import rewarded_topic
 
 Positive = Annotated[int, Field(gt=0)]

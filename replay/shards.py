@@ -6,11 +6,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from pool.errors import Fatal
 from replay import jsonl
 from replay.late import LateFeedback
 from replay.rows import Exported, StepRow, StepTextRow
 from replay.settings import ExportSettings
+from servicekit.errors import Fatal
 
 MIB = 1024 * 1024
 

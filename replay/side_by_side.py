@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from pool.trajectories import Stray, Trajectory, source
+from pool.core.trajectories import Stray, Trajectory, source
 from schemas import Feedback
 
 Side = Literal["old", "new"]

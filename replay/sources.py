@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pool.errors import Fatal
 from replay.records import BadRow
 from replay.rows import FORMAT, Exported, StepRow, TrajectoryRow, packed
 from replay.shards import check_parquet
 from replay.whitebox import Dump
+from servicekit.errors import Fatal
 
 BATCH = 128
 """Rows of a Parquet file that are held at once."""

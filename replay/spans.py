@@ -1,8 +1,8 @@
 """All that a topic holds at this moment."""
 
 from pool.connection import Connection
-from pool.reader import read_bounds
-from pool.scan import Span
+from pool.readers.reader import read_bounds
+from pool.readers.scan import Span
 
 Spans = dict[int, Span]
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pool.groups import Group, feedback_of
-from pool.progress import Received
-from pool.scored import UNKNOWN
+from pool.core.groups import Group, feedback_of
+from pool.core.progress import Received
+from pool.core.scored import UNKNOWN
+from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.core.versions import Version
 from pool.topics import STEPS
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
-from pool.versions import Version
 from replay.fates import Fate
 from replay.finding import Traces
 from schemas import Feedback, Segment, Step

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from pool.errors import Fatal
-from pool.tokenizer import fingerprint, load_backend
 from schemas import Step
 from schemas.packing import unpack_ids
+from servicekit.errors import Fatal
+from servicekit.tokenizer import fingerprint, load_backend
 
 
 class Texts:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pool.submitted import WITHOUT_LOGPROBS, SubmittedStep, end_id, step_id
+from pool.core.submitted import WITHOUT_LOGPROBS, SubmittedStep, end_id, step_id
 from replay.records import BadRow
 from replay.rows import FORMAT, Exported, StepRow, TrajectoryRow
 from schemas import Segment

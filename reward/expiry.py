@@ -8,8 +8,8 @@ same, and two owners in a row write the same End. Gateways learn of it from `tra
 import uuid
 from collections.abc import Iterator, Sequence
 
-from pool.progress import Received
-from pool.trajectories import TrajectoryAssembler, source
+from pool.core.progress import Received
+from pool.core.trajectories import TrajectoryAssembler, source
 from schemas import Registration, Step, TrajectoryEnd
 
 EXPIRED = uuid.UUID("b3a7a2f0-7f8e-4a43-9d3c-3f4be0a5a6d1")

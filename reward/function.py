@@ -24,9 +24,9 @@ from types import ModuleType
 from typing import Any, get_type_hints
 from urllib.parse import parse_qsl
 
-from pool.errors import Fatal
-from pool.process import LOGIN
 from reward import functions
+from servicekit.errors import Fatal
+from servicekit.masking import LOGIN
 
 TIMEOUT = 60.0
 ATTEMPTS = 3

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from pool.progress import Received
-from pool.status import make_status_app, told_error
-from pool.trajectories import Trajectory, TrajectoryAssembler
+from pool.core.progress import Received
+from pool.core.trajectories import Trajectory, TrajectoryAssembler
 from reward.worker import Job, Scorer
 from schemas import Step, TrajectoryEnd
 from schemas.packing import pack_ids, pack_logprobs
+from servicekit.status import make_status_app, told_error
 
 STALLED_AFTER = 60.0
 ANSWER_LIMIT = 110.0

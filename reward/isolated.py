@@ -18,9 +18,8 @@ from multiprocessing.connection import Connection as Pipe
 
 import msgspec
 
-from pool.errors import Fatal
-from pool.progress import Received
-from pool.trajectories import Trajectory, TrajectoryAssembler
+from pool.core.progress import Received
+from pool.core.trajectories import Trajectory, TrajectoryAssembler
 from reward import metrics
 from reward.function import Function, load_all
 from reward.score import Opinion
@@ -28,6 +27,7 @@ from reward.texts import Texts
 from reward.verdict import RewardFailed, RewardUnavailable, as_reward
 from reward.view import TrajectoryView
 from schemas import Feedback, Step, StepNote, TrajectoryEnd
+from servicekit.errors import Fatal
 
 BATCH = 64
 FLUSH_EVERY = 0.02

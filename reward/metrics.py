@@ -1,4 +1,4 @@
-"""Every metric of the reward worker, by its name in Prometheus; `pool.metrics` has those of every
+"""Every metric of the reward worker, by its name in Prometheus; `servicekit.metrics` has those of every
 consumer."""
 
 from prometheus_client import Counter, Gauge, Histogram, Summary

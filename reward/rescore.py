@@ -3,22 +3,20 @@
     look over the range ──► record the plan ──► score, as a reward worker does, up to the range's end
 
 Nothing is written before the whole range was read once: a tokenizer that does not fit, or a record of
-a later version, is found then. After that it is a reward worker with an end (`pool.consumer` has the
-exactly-once part), so it may be killed, run again, and shared by several processes.
+a later version, is found then. After that it is a reward worker with an end
+(`pool.consumers.consumer` has the exactly-once part), so it may be killed, run again, and shared by
+several processes.
 """
 
 import time
 from collections.abc import Callable, Sequence
 
 from pool import topics
-from pool.dataset import Dataset
-from pool.ends import wait_until_readable
-from pool.errors import Fatal
-from pool.process import stopped_by_signals
-from pool.selection import Ranges, Selection
-from pool.tokenizer import TokenizerFolder
+from pool.core.trajectories import step_of
+from pool.readers.dataset import Dataset
+from pool.readers.ends import wait_until_readable
+from pool.readers.selection import Ranges, Selection
 from pool.topics import STEPS, rewarded_topic
-from pool.trajectories import step_of
 from reward import tags
 from reward.function import Function, load_all
 from reward.rescore_view import Done, View, open_view
@@ -26,6 +24,9 @@ from reward.settings import RescoreSettings
 from reward.tags import Plan
 from reward.texts import check_tokenizer
 from reward.worker import Scorer, Worker
+from servicekit.errors import Fatal
+from servicekit.process import stopped_by_signals
+from servicekit.tokenizer import TokenizerFolder
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at how far all workers have come."""

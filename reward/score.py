@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from pool.trajectories import Trajectory, annotated, source, step_of
+from pool.core.trajectories import Trajectory, annotated, source, step_of
 from schemas import Record, Step, TrajectoryEnd
 from schemas import Reward as Component
 

@@ -5,13 +5,13 @@ import logging
 import uvicorn
 
 from pool import topics
-from pool.process import listen, start_logging, stopped_by_signals
 from reward import tags
 from reward.function import load_all
 from reward.http import make_app
 from reward.settings import RewardSettings
 from reward.texts import check_tokenizer
 from reward.worker import Scorer, Worker
+from servicekit.process import listen, start_logging, stopped_by_signals
 
 log = logging.getLogger(__name__)
 

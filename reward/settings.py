@@ -5,8 +5,9 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from pool.connection import Connection
-from pool.process import ServiceSettings, check_address
-from pool.selection import SelectionSettings
+from pool.readers.selection import SelectionSettings
+from pool.settings import ServiceSettings
+from servicekit.process import check_address
 
 Positive = Annotated[int, Field(gt=0)]
 

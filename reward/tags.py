@@ -18,17 +18,17 @@ import msgspec
 from confluent_kafka import TopicPartition as Place
 
 from pool import topics
-from pool.bookmark import Bookmark
-from pool.commits import read_commits, set_commits
 from pool.connection import Connection
-from pool.dataset import LOOK_BACK
-from pool.errors import Fatal
-from pool.reader import Bounds, read_bounds
-from pool.scan import Scan, Span, received
-from pool.selection import Ranges, SelectionSettings
+from pool.consumers.commits import read_commits, set_commits
+from pool.core.bookmark import Bookmark
+from pool.readers.dataset import LOOK_BACK
+from pool.readers.reader import Bounds, read_bounds
+from pool.readers.scan import Scan, Span, received
+from pool.readers.selection import Ranges, SelectionSettings
 from pool.topics import STEPS, rewarded_topic
 from reward.function import Function, described
 from schemas import TrajectoryEnd
+from servicekit.errors import Fatal
 
 TAIL = 1_000
 """Offsets at the end of each partition among which an End is looked for."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pool.errors import Fatal
 from reward.verdict import RewardFailed
+from servicekit.errors import Fatal
 
 
 class Texts:

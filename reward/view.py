@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pool.trajectories import Trajectory, step_of
+from pool.core.trajectories import Trajectory, step_of
 from schemas import Step
 from schemas.packing import unpack_ids, unpack_logprobs
 

@@ -20,19 +20,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from pool import tracing
 from pool.connection import Connection
-from pool.consumer import StatefulConsumer
-from pool.dataset import began_too_early
-from pool.dead_letters import Letter, PoisonLimiter
-from pool.errors import Fatal
-from pool.metrics import dead_letters, last_progress, show_lag
-from pool.progress import Progress, Work
-from pool.selection import Selection
-from pool.sender import Output
-from pool.tokenizer import TokenizerFolder
+from pool.consumers.consumer import StatefulConsumer
+from pool.core.dead_letters import Letter, PoisonLimiter
+from pool.core.progress import Progress, Work
+from pool.core.trajectories import (
+    Stray,
+    Trajectory,
+    TrajectoryAssembler,
+    annotated,
+    source,
+    step_of,
+)
+from pool.producers.sender import Output
+from pool.readers.dataset import began_too_early
+from pool.readers.selection import Selection
 from pool.topics import DEAD_LETTERS, STEPS, TRAJECTORIES, rewarded_topic
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source, step_of
 from reward import metrics
 from reward.expiry import overdue
 from reward.function import Function
@@ -43,6 +46,11 @@ from reward.score import Opinion, is_scored, rewarded
 from reward.texts import Texts
 from reward.view import TrajectoryView
 from schemas import Record, TrajectoryEnd
+from servicekit import tracing
+from servicekit.errors import Fatal
+from servicekit.metrics import dead_letters, last_progress, show_lag
+from servicekit.spans import NOTHING, Span
+from servicekit.tokenizer import TokenizerFolder
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +76,7 @@ class Job:
     opinions: list[Opinion] = field(default_factory=list)
     is_wanted: Callable[[], bool] = lambda: True
     """Not when its partition went to another worker."""
-    span: tracing.Span = tracing.NOTHING
+    span: Span = NOTHING
 
     @property
     def failure(self) -> Opinion | None:
@@ -260,7 +268,7 @@ class Worker:
         self._in_hand += 1
         self._scorer.submit(job)
 
-    def _span(self, item: Trajectory) -> tracing.Span:
+    def _span(self, item: Trajectory) -> Span:
         """The End is why it is scored; the Steps are what is."""
         return tracing.span(
             f"process {self._names[STEPS]}",

@@ -16,15 +16,15 @@ from aiokafka import ConsumerRecord
 from pydantic import Field, ValidationInfo, field_validator
 
 from pool.connection import Connection
-from pool.errors import PoolError
-from pool.history import PromptHistory, open_history
-from pool.prompts import BrokenPrompt
-from pool.reader import Reader, open_topic
-from pool.selection import offset_or_time
+from pool.core.prompts import BrokenPrompt
+from pool.readers.history import PromptHistory, open_history
+from pool.readers.reader import Reader, open_topic
+from pool.readers.selection import offset_or_time
 from pool.topics import TOPICS, kind
 from schemas import Codec, Record, SchemaError, Step
 from schemas.packing import unpack_ids
 from schemas.plain import plain
+from servicekit.errors import PoolError
 from steplog.settings import POSITIONAL
 
 
@@ -154,7 +154,7 @@ def load_tokenizer(folder: str) -> Tokenizer:
     if not Path(folder).is_dir():  # transformers would take it for a name and ask the network
         raise TokenizerError(f"{folder} is no folder, and --tokenizer needs one")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from pool.tokenizer import hide_torch
+    from servicekit.tokenizer import hide_torch
 
     hide_torch()
     from transformers import AutoTokenizer

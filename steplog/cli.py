@@ -165,7 +165,7 @@ def replay_lineage(settings: "LineageSettings") -> int:
 
 @contextmanager
 def _torch_is_needed() -> Iterator[None]:
-    from pool.errors import Fatal
+    from servicekit.errors import Fatal
 
     try:
         yield
@@ -345,9 +345,9 @@ def _run(words: list[str]) -> int:
         return commands.run(words[1:])
     namespace = _parser(words).parse_args(words)
     command: Command = namespace.command_
-    from pool.errors import PoolError
     from schemas import SchemaError
     from schemas.registry import RegistryUnavailable
+    from servicekit.errors import PoolError
     from steplog.kafka_jars import LocalKafkaError
     from steplog.settings import SettingsError, load, settings_class
 
@@ -361,7 +361,7 @@ def _run(words: list[str]) -> int:
 
 
 def _fail(status: int, *sentences: str) -> int:
-    from pool import logs
+    from servicekit import logs
 
     for sentence in sentences:
         if logs.is_json():

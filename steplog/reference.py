@@ -14,10 +14,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pool.connection import Connection
-from pool.process import ServiceSettings
+from pool.settings import ServiceSettings
+from servicekit.settings_sources import PREFIX, argument, default_text, plain_type, prefix_of
 from steplog.cli import COMMANDS
 from steplog.settings import SERVICES, SHARED, settings_class
-from steplog.sources import PREFIX, argument, default_text, plain_type, prefix_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- Made by `make docs` from the code: change it there. -->"
@@ -26,7 +26,7 @@ METRICS = {
     "gateway.atropos.metrics": "The Atropos server",
     "reward.metrics": "The reward worker",
     "trainer.metrics": "The trainer",
-    "pool.metrics": "Every consumer",
+    "servicekit.metrics": "Every consumer",
     "console.metrics": "The monitor",
 }
 KINDS = {
@@ -57,7 +57,7 @@ is wrong is in [troubleshooting.md](troubleshooting.md).
 OF_A_MODULE = {
     "trainer.metrics": "What belongs to a step has the same name, without `trainer_`, in the ledger's "
     "Outcome and in every\ntracker. What a run does not measure is NaN.",
-    "pool.metrics": "Reward workers and the trainer have these too.",
+    "servicekit.metrics": "Reward workers and the trainer have these too.",
     "console.metrics": "`steplog monitor`. Those of Kafka have the names and labels of kafka_exporter, "
     "so that dashboards made\nfor it work.",
 }

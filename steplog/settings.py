@@ -18,9 +18,9 @@ from importlib import import_module
 
 from pydantic import BaseModel
 
-from pool.process import ServiceSettings
-from steplog import sources
-from steplog.sources import POSITIONAL, House, Settings, SettingsError, add_options
+from pool.settings import ServiceSettings
+from servicekit import settings_sources as sources
+from servicekit.settings_sources import POSITIONAL, House, Settings, SettingsError, add_options
 
 __all__ = ["POSITIONAL", "SERVICES", "SettingsError", "add_options", "load", "settings_class"]
 

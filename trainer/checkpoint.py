@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 
 TENSORS, ABOUT = "state.safetensors", "about.json"
 DIGITS = 8

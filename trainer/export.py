@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 from trainer.algorithm.settings import LossSettings
 from trainer.checkpoint import ABOUT, Checkpoints
 from trainer.learner import Learner

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from pool.versions import Version
+from pool.core.versions import Version
 from schemas import Codec, Decision
 from trainer.orders import Orders
 from trainer.training import Training, TrainOrder

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from pool.status import make_status_app
+from servicekit.status import make_status_app
 
 STALLED_AFTER = 600.0
 """Seconds. One training step or one checkpoint of a large model may take minutes."""

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable
 
 from pool.connection import Connection
-from pool.consumer import StatefulConsumer
-from pool.groups import GroupAssembler, GroupRules
-from pool.membership import wait_until_empty
+from pool.consumers.consumer import StatefulConsumer
+from pool.consumers.membership import wait_until_empty
+from pool.core.groups import GroupAssembler, GroupRules
 from trainer.deciding.waiting import Item
 from trainer.life import Life
 

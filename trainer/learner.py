@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pool.rows import plain_row
+from pool.core.rows import plain_row
 from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
 from trainer.algorithm.statistics import PackStatistics

@@ -7,18 +7,18 @@ from types import TracebackType
 from typing import Protocol
 
 from pool.connection import Connection
-from pool.consumer import Finished, Outputs
-from pool.ends import Ends
-from pool.errors import Fatal
-from pool.groups import GroupAssembler
-from pool.ledger import Ledger
-from pool.marks import PolicyMarks
-from pool.progress import Progress, Work
-from pool.reader import read_records
-from pool.sender import Output
+from pool.consumers.consumer import Finished, Outputs
+from pool.core.groups import GroupAssembler
+from pool.core.ledger import Ledger
+from pool.core.marks import PolicyMarks
+from pool.core.progress import Progress, Work
+from pool.producers.sender import Output
+from pool.readers.ends import Ends
+from pool.readers.reader import read_records
 from pool.topics import LEDGER, POLICY, STEPS
 from schemas import Decision, Outcome, PolicyVersion, Range, Record
 from schemas.records import Phase
+from servicekit.errors import Fatal
 from trainer.deciding.waiting import Item
 
 

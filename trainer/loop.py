@@ -18,11 +18,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pool import replay, tracing
-from pool.errors import Fatal, OffsetLost
-from pool.ledger import group_id
-from pool.versions import Version
+from pool.core.ledger import group_id
+from pool.core.versions import Version
+from pool.readers import replay
 from schemas import Decision, Outcome
+from servicekit import tracing
+from servicekit.errors import Fatal, OffsetLost
+from servicekit.spans import Span
 from trainer.algorithm.alarms import alarms
 from trainer.deciding.thread import DecidingThread, RangeEnded
 from trainer.life import Life, now_ms
@@ -97,7 +99,7 @@ class Loop:
             self._save()
         self._orders.give("stop")
 
-    def _span(self, name: str, version: int, **about: Any) -> tracing.Span:
+    def _span(self, name: str, version: int, **about: Any) -> Span:
         life = self._life
         return tracing.span(name, run=life.run, incarnation=life.number, version=version, **about)
 

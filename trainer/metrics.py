@@ -1,4 +1,4 @@
-"""Every metric of the trainer, by its name in Prometheus; `pool.metrics` has those of every consumer.
+"""Prometheus metrics of the trainer; `servicekit.metrics` has those of every consumer.
 
 A value that belongs to a step is a gauge with the name that it has in the ledger's Outcome and in
 every tracker, behind `trainer_`.
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from pool.marks import Age
+from pool.core.marks import Age
 
 log = logging.getLogger(__name__)
 

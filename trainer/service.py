@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
-from pool import topics, tracing
-from pool.errors import Fatal
-from pool.groups import Group
-from pool.process import listen, shown, start_logging, stopped_by_signals
-from pool.rows import rows_of
-from pool.tokenizer import TokenizerFolder
-from pool.trajectories import Trajectory
+from pool import topics
+from pool.core.groups import Group
+from pool.core.rows import rows_of
+from pool.core.trajectories import Trajectory
+from servicekit import tracing
+from servicekit.errors import Fatal
+from servicekit.masking import mask_settings
+from servicekit.process import listen, start_logging, stopped_by_signals
+from servicekit.tokenizer import TokenizerFolder
 from trainer import http
 from trainer.algorithm.settings import LossSettings
 from trainer.checkpoint import Checkpoints
@@ -132,7 +134,7 @@ def _shown(settings: TrainSettings, port: int) -> Iterator[tuple[socket, Progres
             settings.run,
             trackers=settings.trackers,
             folder=settings.tracker_dir,
-            config=shown(settings),
+            config=mask_settings(settings),
         ) as progress,
     ):
         yield listener, progress

@@ -5,9 +5,10 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pool.process import ServiceSettings, check_address
-from pool.selection import SelectionSettings
+from pool.readers.selection import SelectionSettings
+from pool.settings import ServiceSettings
 from pool.topics import rewarded_topic
+from servicekit.process import check_address
 from trainer.algorithm.alarms import AlarmSettings
 from trainer.algorithm.settings import LossSettings
 from trainer.deciding.settings import DecidingSettings

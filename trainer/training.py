@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pool import tracing
 from pool.connection import Connection
-from pool.groups import Group
-from pool.ledger import GroupId
-from pool.replay import read_groups
+from pool.core.groups import Group
+from pool.core.ledger import GroupId
+from pool.readers.replay import read_groups
 from schemas import Decision
+from servicekit import tracing
+from servicekit.spans import Span
 from trainer.checkpoint import Checkpoints
 from trainer.data.batch import make_batch, shares
 from trainer.data.decided import settings_of
@@ -84,7 +85,7 @@ class Training:
             self._tell_trajectories(decision, groups, span)
         return Trained(found, digest(batch, ranks.total))
 
-    def _span(self, decision: Decision, groups: Sequence[Group], trace: str | None) -> tracing.Span:
+    def _span(self, decision: Decision, groups: Sequence[Group], trace: str | None) -> Span:
         return tracing.span(
             "train",
             parent=trace,
@@ -94,9 +95,7 @@ class Training:
             **self._about_version(decision),
         )
 
-    def _tell_trajectories(
-        self, decision: Decision, groups: Sequence[Group], span: tracing.Span
-    ) -> None:
+    def _tell_trajectories(self, decision: Decision, groups: Sequence[Group], span: Span) -> None:
         """A link leads from a version to its trajectories only. So each of their traces ends in a span
         that says which version was trained on it, and leads there."""
         for trace in _traces(groups)[:MOST_TOLD]:

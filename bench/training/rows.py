@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pool.rows import Row
+from pool.core.rows import Row
 from trainer.data.sample import Sample
 
 GROUP = 8

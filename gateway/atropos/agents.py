@@ -27,13 +27,13 @@ from gateway.atropos.assembled import fields_of, trainable
 from gateway.atropos.events import Closed
 from gateway.atropos.log import Log
 from gateway.atropos.state import State
-from pool.bookmark import Bookmark
-from pool.errors import BrokerUnavailable, OffsetLost, RecordTooLarge
-from pool.groups import Group, GroupAssembler, GroupRules
-from pool.progress import Progress, Received
-from pool.reader import Reader
+from pool.core.bookmark import Bookmark
+from pool.core.groups import Group, GroupAssembler, GroupRules
+from pool.core.progress import Progress, Received
+from pool.readers.reader import Reader
 from schemas import Codec, DecidedGroup, SchemaError, ScoredGroup
 from schemas.codec import single_object_header
+from servicekit.errors import BrokerUnavailable, OffsetLost, RecordTooLarge
 
 log = logging.getLogger(__name__)
 

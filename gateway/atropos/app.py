@@ -36,7 +36,7 @@ from gateway.errors import ApiError, NotFound, TooLarge
 from gateway.exchange import AnyExchange, Exchange
 from gateway.http_protocol import JSON, HeaderList, Headers, Serve
 from gateway.keys import Keys, api_key
-from pool.errors import RecordTooLarge
+from servicekit.errors import RecordTooLarge
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pool.groups import Group, Judgement, usable
-from pool.rows import Row, problem_of, rows_of
-from pool.scored import MASKED
-from pool.trajectories import Trajectory
+from pool.core.groups import Group, Judgement, usable
+from pool.core.rows import Row, problem_of, rows_of
+from pool.core.scored import MASKED
+from pool.core.trajectories import Trajectory
 from schemas import DecidedGroup, ScoredGroup
 
 CHANNEL = "atropos"

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pool.errors import PoolError
+from servicekit.errors import PoolError
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from gateway.atropos.retries import Delivery, Retries
 from gateway.atropos.state import State
 from gateway.atropos.turns import Turns
 from gateway.atropos.wire import Posted
-from pool.convoys import Convoys
-from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge
-from pool.sender import Acknowledged, Output
+from pool.producers.batch_producer import Convoys
+from pool.producers.sender import Acknowledged, Output
 from pool.topics import ATROPOS, REWARDED
 from schemas import AtroposEvent, Position, ScoredGroup
+from servicekit.errors import BrokerUnavailable, Fatal, RecordTooLarge
 
 log = logging.getLogger(__name__)
 

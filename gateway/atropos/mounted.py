@@ -14,7 +14,7 @@ from gateway.atropos.routes import Gate
 from gateway.atropos.service import run_parts
 from gateway.atropos.settings import AtroposSettings
 from gateway.keys import Keys
-from pool.errors import Fenced
+from servicekit.errors import Fenced
 
 log = logging.getLogger(__name__)
 

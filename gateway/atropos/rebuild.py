@@ -23,12 +23,12 @@ from gateway.atropos.events import (
 )
 from gateway.atropos.queue import Group, group_of
 from gateway.atropos.state import State, needed
-from pool.errors import Fenced
-from pool.reader import Reader
-from pool.sender import Sender
+from pool.producers.sender import Sender
+from pool.readers.reader import Reader
 from pool.topics import ATROPOS
 from schemas import AtroposEvent, Codec, Position, SchemaError, ScoredGroup
 from schemas.codec import CONFLUENT, single_object_header
+from servicekit.errors import Fenced
 
 log = logging.getLogger(__name__)
 

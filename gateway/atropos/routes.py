@@ -17,7 +17,7 @@ from gateway.atropos.compression import COMPRESS_FROM, LEVEL
 from gateway.atropos.server import Server
 from gateway.atropos.wire import encode_group
 from gateway.errors import Unavailable
-from pool.status import make_status_app
+from servicekit.status import make_status_app
 
 STATUS_ROUTES = ("/health", "/ready", "/metrics", "/docs", "/openapi.json")
 """They answer before the state is rebuilt."""

@@ -23,11 +23,11 @@ from gateway.atropos.settings import AtroposSettings
 from gateway.http_server import http_server, serve_beside
 from gateway.keys import load_keys
 from pool import topics
-from pool.convoys import Convoys
-from pool.errors import BrokerUnavailable, Fatal
-from pool.process import calm_the_collector, listen, start_logging
-from pool.reader import Reader, open_topic
+from pool.producers.batch_producer import Convoys
+from pool.readers.reader import Reader, open_topic
 from pool.topics import ATROPOS, REWARDED, TOPICS
+from servicekit.errors import BrokerUnavailable, Fatal
+from servicekit.process import calm_the_collector, listen, start_logging
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,9 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from pool.groups import GroupRules
-from pool.process import ServiceSettings, check_address
+from pool.core.groups import GroupRules
+from pool.settings import ServiceSettings
+from servicekit.process import check_address
 
 
 class AtroposSettings(ServiceSettings):

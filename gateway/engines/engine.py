@@ -10,8 +10,8 @@ import msgspec
 from gateway.engines import wire
 from gateway.engines.wire import Malformed, Parsed
 from gateway.errors import ApiError, BadRequest, TooLarge
-from pool.process import LOGIN
-from pool.versions import Version
+from pool.core.versions import Version
+from servicekit.masking import LOGIN
 
 JSON = {"content-type": "application/json"}
 DONE = b"[DONE]"

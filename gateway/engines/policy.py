@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from pool.marks import PolicyMarks
-from pool.versions import Version
+from pool.core.marks import PolicyMarks
+from pool.core.versions import Version
 from schemas import PolicyVersion, Record
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pool.versions import Version
+from pool.core.versions import Version
 from schemas import Segment
 
 UNKNOWN_LOGPROB = -9999.0

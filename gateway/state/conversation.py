@@ -117,7 +117,7 @@ class Conversation:
         return place.thread.ids[: place.length].removesuffix(response) if place else b""
 
     def contexts(self) -> dict[str, bytes]:
-        """What `pool.prompts.delta` may refer to: acknowledged Steps only."""
+        """What `pool.core.prompts.delta` may refer to: acknowledged Steps only."""
         return {thread.step_id: thread.ids for thread in self._threads.values()}
 
     def add(self, step_id: str, prompt: bytes, response: bytes, digest: bytes | None) -> None:

@@ -10,12 +10,10 @@ from contextlib import asynccontextmanager, suppress
 
 from gateway import metrics
 from gateway.errors import TooLarge, Unavailable
-from pool import tracing
 from pool.connection import Connection
-from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge
-from pool.producer import Producer
-from pool.reader import Reader, open_topic
-from pool.sender import Headers
+from pool.producers.producer import Producer
+from pool.producers.sender import Headers
+from pool.readers.reader import Reader, open_topic
 from pool.topics import STEPS, TRAJECTORIES
 from schemas import (
     Codec,
@@ -27,6 +25,8 @@ from schemas import (
     StepNote,
     TrajectoryEnd,
 )
+from servicekit import tracing
+from servicekit.errors import BrokerUnavailable, Fatal, RecordTooLarge
 
 StepsRecord = Step | TrajectoryEnd | Feedback | StepNote
 

@@ -23,7 +23,7 @@ from gateway.state.admission import TRAIN, Admission
 from gateway.state.log import Log
 from gateway.state.recovery import Recovery
 from gateway.state.trajectory import Trajectory
-from pool.follower import Follower
+from pool.readers.follower import Follower
 from schemas import Position, Record, Registration, TrajectoryEnd
 from schemas.records import Status
 

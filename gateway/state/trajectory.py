@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from gateway.state.conversation import Conversation
-from pool.prompts import BrokenPrompt, full_prompt
+from pool.core.prompts import BrokenPrompt, full_prompt
 from schemas import Registration, Step, StepNote, TrajectoryEnd
 from schemas.packing import ID_BYTES
 

@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from pool.errors import Fatal
 from reward.functions import confined
 from reward.verdict import RewardUnavailable
+from servicekit.errors import Fatal
 
 log = logging.getLogger(__name__)
 

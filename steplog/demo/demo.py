@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from pool.connection import Connection
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 from steplog.demo import model
 from steplog.demo.agent import Agents
 from steplog.demo.plan import AT_ONCE, GROUP_SIZE, RUN, Ports, demo_plan, write_settings

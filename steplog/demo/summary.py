@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from servicekit.drawing import duration, sparkline
 from steplog.demo.settings import DemoSettings
 from steplog.demo.watch import Watch
-from trainer.progress.drawing import duration, sparkline
 
 
 def show(console: Console, settings: DemoSettings, directory: Path, watch: Watch) -> int:

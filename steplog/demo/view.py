@@ -10,10 +10,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from servicekit.drawing import LEVELS, duration, meter, pairs
 from steplog.demo.agent import Line
 from steplog.demo.watch import Watch
 from steplog.stack.state import Folder, State
-from trainer.progress.drawing import LEVELS, duration, meter, pairs
 
 WIDEST = 100
 CHART_ROWS = 8

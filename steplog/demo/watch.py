@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 from pool.connection import Connection
-from pool.follower import Follower
+from pool.readers.follower import Follower
 from pool.topics import LEDGER, POLICY, REWARDED
 from schemas import Decision, Outcome, PolicyVersion, Record, Step, TrajectoryEnd
 from steplog.demo.agent import Line

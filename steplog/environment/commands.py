@@ -17,11 +17,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from servicekit.settings_sources import House, SettingsError, add_options, load
 from steplog.environment import serving
 from steplog.environment.authors import blamed, told
 from steplog.environment.environment import Environment, settings_class
 from steplog.environment.errors import EnvironmentFailed
-from steplog.sources import House, SettingsError, add_options, load
 
 SERVICE = "env"
 USAGE = "steplog env FILE.py:ENVIRONMENT serve, process or evaluate"

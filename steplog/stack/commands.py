@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 from steplog.stack import stack
 from steplog.stack.planning import Planning
 from steplog.stack.settings import StackSettings

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 from steplog import local_kafka
 from steplog.stack.plan import Plan
 from steplog.stack.process import Process, wait_for

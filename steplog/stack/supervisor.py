@@ -13,8 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from pool.logs import TEXT
-from pool.process import stopped_by_signals
+from servicekit.logs import TEXT
+from servicekit.process import stopped_by_signals
 from steplog import local_kafka
 from steplog.stack.logs import rotate
 from steplog.stack.plan import Part, Plan

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pool import topics
-from pool.bookmark import Bookmark, marked
 from pool.connection import Connection
+from pool.core.bookmark import Bookmark, marked
 from pool.topics import POLICY, REWARDED, STEPS, TRAJECTORIES
 from schemas import PolicyVersion, Position, Registration
 from tests.console.committing import commit, member

@@ -1,7 +1,7 @@
 """How lag is counted."""
 
 from console.look import Commit, PartitionBounds, group_lag, partition_lag
-from pool.bookmark import Bookmark, marked
+from pool.core.bookmark import Bookmark, marked
 from tests.console.looks import partition
 
 BOUNDS = PartitionBounds(topic="steps", partition=3, oldest=10, end=100)

@@ -13,8 +13,8 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import console.metrics
 import gateway.metrics
-import pool.metrics
 import reward.metrics
+import servicekit.metrics
 import trainer.metrics
 from steplog.settings import settings_class
 from tests.deploy.composed import ROOT, SERVICES, names, read
@@ -53,7 +53,7 @@ def exported(module: ModuleType) -> Iterator[tuple[str, set[str]]]:
 
 def known() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    modules = (gateway.metrics, reward.metrics, trainer.metrics, pool.metrics)
+    modules = (gateway.metrics, reward.metrics, trainer.metrics, servicekit.metrics)
     for name, labels in (pair for module in modules for pair in exported(module)):
         found[name] = found.get(name, set()) | labels
     for metric in console.metrics.ALL:

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from pool.connection import Connection
-from pool.prompts import full_prompts
+from pool.core.prompts import full_prompts
 from pool.topics import STEPS
 from schemas import Feedback, Position, Record, Registration, Step, StepNote, TrajectoryEnd
 from schemas.packing import unpack_ids

@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from pool.connection import Connection
-from pool.progress import Received
-from pool.prompts import full_prompts
+from pool.core.progress import Received
+from pool.core.prompts import full_prompts
+from pool.core.trajectories import Trajectory, TrajectoryAssembler, step_of
 from pool.topics import STEPS
-from pool.trajectories import Trajectory, TrajectoryAssembler, step_of
 from schemas import Step
 from schemas.packing import unpack_ids, unpack_logprobs
 from tests.gateway.echo_engine import echo_of

@@ -16,8 +16,8 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
+from pool.core.trajectories import step_of
 from pool.topics import TRAJECTORIES
-from pool.trajectories import step_of
 from schemas import Registration, Step, TrajectoryEnd
 from steplog import local_kafka
 from tests.gateway.echo_engine import running_echo

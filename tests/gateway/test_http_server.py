@@ -10,7 +10,7 @@ import pytest
 from gateway.exchange import Exchange
 from gateway.http_protocol import PIECE, HeaderList, Serve, Whole
 from gateway.http_server import http_server
-from pool.process import listen
+from servicekit.process import listen
 
 LARGEST = 8 * PIECE
 ASGI, DIRECT = b"asgi", b"direct"

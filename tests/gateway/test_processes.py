@@ -17,8 +17,8 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
+from pool.core.trajectories import step_of
 from pool.topics import TRAJECTORIES
-from pool.trajectories import step_of
 from schemas import Position, Registration, Step
 from steplog import local_kafka
 from tests.conftest import free_port

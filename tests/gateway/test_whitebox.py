@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pool.connection import Connection
-from pool.prompts import full_prompts
+from pool.core.prompts import full_prompts
 from schemas.packing import unpack_ids, unpack_logprobs
 from tests.gateway.asking import (
     chat,

@@ -21,13 +21,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from pool.connection import Connection
-from pool.consumer import StatefulConsumer
-from pool.errors import Fenced
-from pool.progress import Work
-from pool.sender import Output
+from pool.consumers.consumer import StatefulConsumer
+from pool.core.progress import Work
+from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
+from pool.producers.sender import Output
 from pool.topics import REWARDED, STEPS
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
 from schemas import Record
+from servicekit.errors import Fenced
 
 GROUP = "copier"
 PENDING = "pending"

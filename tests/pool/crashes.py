@@ -1,7 +1,8 @@
 """A consumer that can die at any moment, without Kafka: what survives it is a `Disk`.
 
-It uses `Progress` as `pool.consumer` does: records come in batches, items finish in any order, and
-outputs, position and bookmark are committed in one step. A test draws a tape of actions and plays it.
+It uses `Progress` as `pool.consumers.consumer` does: records come in batches, items finish in any
+order, and outputs, position and bookmark are committed in one step. A test draws a tape of actions
+and plays it.
 """
 
 from abc import ABC, abstractmethod
@@ -13,11 +14,11 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from hypothesis import strategies as st
 
-from pool.bookmark import MAX_TEXT, Bookmark
-from pool.groups import Group, GroupAssembler, GroupRules, Outsider, usable
-from pool.ledger import Ledger
-from pool.progress import Assembler, Item, Progress, Received, Work
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.core.bookmark import MAX_TEXT, Bookmark
+from pool.core.groups import Group, GroupAssembler, GroupRules, Outsider, usable
+from pool.core.ledger import Ledger
+from pool.core.progress import Assembler, Item, Progress, Received, Work
+from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
 from schemas import DecidedGroup, Decision, PartitionOffsets
 from tests.pool.histories import lists_up_to
 from tests.pool.records import FAR, RUN, view

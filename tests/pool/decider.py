@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from pool.connection import Connection
-from pool.consumer import StatefulConsumer
-from pool.groups import Group, GroupAssembler, GroupRules, Judgement, Outsider, usable
-from pool.ledger import Ledger
-from pool.marks import PolicyMarks
-from pool.progress import Work
-from pool.sender import Output
+from pool.consumers.consumer import StatefulConsumer
+from pool.core.groups import Group, GroupAssembler, GroupRules, Judgement, Outsider, usable
+from pool.core.ledger import Ledger
+from pool.core.marks import PolicyMarks
+from pool.core.progress import Work
+from pool.core.trajectories import Stray, Trajectory
+from pool.producers.sender import Output
 from pool.topics import LEDGER, REWARDED
-from pool.trajectories import Stray, Trajectory
 from schemas import DecidedGroup, Decision, Member, PartitionOffsets
 
 Item = Group | Outsider | Stray

@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pool.progress import Received
-from pool.prompts import delta
+from pool.core.progress import Received
+from pool.core.prompts import delta
 from schemas import Record
 from schemas.packing import pack_ids
 from tests.pool.records import copied, end, feedback, note, step

@@ -8,9 +8,9 @@ from typing import TypeVar
 from aiokafka import ConsumerRecord
 
 from pool.connection import Connection
-from pool.ends import wait_until_readable
-from pool.producer import Producer
-from pool.reader import open_topic
+from pool.producers.producer import Producer
+from pool.readers.ends import wait_until_readable
+from pool.readers.reader import open_topic
 from schemas import Feedback, Position, Record, Step, StepNote, TrajectoryEnd
 
 RecordT = TypeVar("RecordT", bound=Record)

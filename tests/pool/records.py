@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
-from pool.groups import Group, GroupAssembler, GroupRules, Outsider
-from pool.progress import Assembler, Received
-from pool.prompts import delta
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated
+from pool.core.groups import Group, GroupAssembler, GroupRules, Outsider
+from pool.core.progress import Assembler, Received
+from pool.core.prompts import delta
+from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated
 from schemas import Feedback, Position, Record, Segment, Step, StepNote, TrajectoryEnd
 from schemas.packing import pack_ids, pack_logprobs
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pool.bookmark import MAX_TEXT, Bookmark, marked, unmarked
-from pool.errors import Fatal
+from pool.core.bookmark import MAX_TEXT, Bookmark, marked, unmarked
+from servicekit.errors import Fatal
 
 OFFSETS = st.integers(0, 2**62)
 BATCH = 500

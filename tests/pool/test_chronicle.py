@@ -6,11 +6,12 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka import Producer as ConfluentProducer
 
-from pool import chronicle, topics
-from pool.chronicle import in_order
+from pool import topics
 from pool.connection import Connection
-from pool.scan import Scan, Span
-from pool.sender import producer_options
+from pool.producers.sender import producer_options
+from pool.readers import chronicle
+from pool.readers.chronicle import in_order
+from pool.readers.scan import Scan, Span
 from pool.topics import STEPS
 
 pytestmark = pytest.mark.broker

@@ -13,17 +13,17 @@ from confluent_kafka import Producer as ConfluentProducer
 from confluent_kafka.admin import AdminClient
 
 from pool import topics
-from pool.bookmark import Bookmark
 from pool.connection import Connection
-from pool.consumer import StatefulConsumer
-from pool.ends import wait_until_readable
-from pool.errors import Fenced, OffsetLost, TooManyPoison
-from pool.progress import Work
-from pool.sender import Output, producer_options
+from pool.consumers.consumer import StatefulConsumer
+from pool.consumers.transaction import read_offsets
+from pool.core.bookmark import Bookmark
+from pool.core.progress import Work
+from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
+from pool.producers.sender import Output, producer_options
+from pool.readers.ends import wait_until_readable
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
-from pool.transaction import read_offsets
 from schemas import Record, Step
+from servicekit.errors import Fenced, OffsetLost, TooManyPoison
 from tests.pool.log import identity, messages, records, until, write
 from tests.pool.records import end, step
 
@@ -123,7 +123,7 @@ def test_more_than_may_wait_is_rebuilt_and_handed_out(
     with consumer(log) as reader:
         poll_works(reader, 3)
         until(reader.commit, lambda: None)
-    monkeypatch.setattr("pool.consumer.BATCH", 1)
+    monkeypatch.setattr("pool.consumers.consumer.BATCH", 1)
     with consumer(log, max_waiting=1) as reader:
         works = poll_works(reader, 3)
     assert [work.item.uid for work in works if isinstance(work.item, Trajectory)] == [

@@ -4,13 +4,14 @@ import asyncio
 
 import pytest
 
-from pool import convoys, topics
+from pool import topics
 from pool.connection import Connection
-from pool.convoys import LARGEST, Convoys
-from pool.errors import BrokerUnavailable, Fatal
-from pool.reader import open_topic
+from pool.producers import batch_producer as convoys
+from pool.producers.batch_producer import LARGEST, Convoys
+from pool.readers.reader import open_topic
 from pool.topics import REWARDED
 from schemas import Codec, Position
+from servicekit.errors import BrokerUnavailable, Fatal
 from tests.pool.records import step
 
 pytestmark = pytest.mark.broker

@@ -1,7 +1,7 @@
 import pytest
 
-from pool.dead_letters import Letter, PoisonLimiter
-from pool.errors import TooManyPoison
+from pool.core.dead_letters import Letter, PoisonLimiter
+from servicekit.errors import TooManyPoison
 
 LETTER = Letter(
     topic="steplog.steps",

@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 
 from pool import topics
 from pool.connection import Connection
-from pool.ends import Ends, wait_until_readable
+from pool.readers.ends import Ends, wait_until_readable
 from pool.topics import REWARDED, STEPS
 from steplog import local_kafka
 from tests.conftest import free_port, kill

@@ -11,12 +11,12 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from pool import topics
 from pool.connection import Connection
-from pool.errors import BrokerUnavailable, TopicMismatch
-from pool.follower import Follower
-from pool.producer import Producer
-from pool.sender import producer_options
+from pool.producers.producer import Producer
+from pool.producers.sender import producer_options
+from pool.readers.follower import Follower
 from pool.topics import STEPS
 from schemas import Codec, Position, Record
+from servicekit.errors import BrokerUnavailable, TopicMismatch
 from steplog import local_kafka
 from tests.conftest import pause_and_wait
 from tests.pool.records import step

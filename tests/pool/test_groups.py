@@ -5,9 +5,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pool.groups import LATE, TRAIN, Group, GroupAssembler, GroupRules, Judgement, Outsider, usable
-from pool.progress import Received
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
+from pool.core.groups import (
+    LATE,
+    TRAIN,
+    Group,
+    GroupAssembler,
+    GroupRules,
+    Judgement,
+    Outsider,
+    usable,
+)
+from pool.core.progress import Received
+from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
 from schemas import DecidedGroup, Feedback, Record
 from tests.pool.histories import Histories, copies_of, histories, merged, placed
 from tests.pool.records import FAR, at, copied, end, feed, feedback, group_of, log, run_of, step

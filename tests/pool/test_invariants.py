@@ -21,16 +21,16 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from pool import topics
 from pool.connection import Connection
-from pool.consumer import StatefulConsumer
-from pool.groups import Group, GroupRules
-from pool.ledger import GroupId, Ledger
-from pool.marks import PolicyMarks
-from pool.progress import Work
-from pool.prompts import full_prompts
-from pool.replay import batch, trained
-from pool.sender import Output, producer_options
+from pool.consumers.consumer import StatefulConsumer
+from pool.core.groups import Group, GroupRules
+from pool.core.ledger import GroupId, Ledger
+from pool.core.marks import PolicyMarks
+from pool.core.progress import Work
+from pool.core.prompts import full_prompts
+from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
+from pool.producers.sender import Output, producer_options
+from pool.readers.replay import batch, trained
 from pool.topics import DEAD_LETTERS, LEDGER, POLICY, REWARDED, STEPS
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
 from schemas import (
     Codec,
     Decision,

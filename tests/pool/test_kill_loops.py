@@ -18,11 +18,11 @@ from confluent_kafka import Consumer, TopicPartition
 
 from pool import topics
 from pool.connection import Connection
-from pool.producer import Producer
-from pool.progress import Received
+from pool.consumers.transaction import read_offsets
+from pool.core.progress import Received
+from pool.core.trajectories import Trajectory, TrajectoryAssembler
+from pool.producers.producer import Producer
 from pool.topics import REWARDED, STEPS
-from pool.trajectories import Trajectory, TrajectoryAssembler
-from pool.transaction import read_offsets
 from schemas import Record, Step, TrajectoryEnd
 from steplog import local_kafka
 from tests.conftest import free_port, kill

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from pool.groups import DECIDED_MEMORY
-from pool.ledger import Ledger, TrainedTwice
+from pool.core.groups import DECIDED_MEMORY
+from pool.core.ledger import Ledger, TrainedTwice
 from schemas import DecidedGroup, Decision, Member, Outcome, PartitionOffsets
 from schemas.records import Verdict
 from tests.pool.records import RUN

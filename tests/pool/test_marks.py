@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.groups import TRAIN
-from pool.marks import Age, PolicyMarks, UnknownAge
-from pool.trajectories import Trajectory, TrajectoryAssembler
+from pool.core.groups import TRAIN
+from pool.core.marks import Age, PolicyMarks, UnknownAge
+from pool.core.trajectories import Trajectory, TrajectoryAssembler
 from schemas import PolicyVersion, Position
 from tests.pool.records import RUN, copied, end, feed, group_of, sampled, step, trajectory_of
 

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from pool import sender, topics
+from pool import topics
 from pool.connection import MAX_RECORD_BYTES, Connection
-from pool.errors import BrokerUnavailable, Fatal, RecordTooLarge, TopicMismatch
-from pool.producer import Producer
-from pool.reader import open_topic
-from pool.sender import producer_options
+from pool.producers import sender
+from pool.producers.producer import Producer
+from pool.producers.sender import producer_options
+from pool.readers.reader import open_topic
 from pool.topics import REWARDED, STEPS
 from schemas import Codec, Position, Step
+from servicekit.errors import BrokerUnavailable, Fatal, RecordTooLarge, TopicMismatch
 from steplog import local_kafka
 from tests.conftest import free_port, kill
 from tests.pool.records import step

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pool.bookmark import Bookmark
-from pool.errors import Fatal
-from pool.progress import Progress, Received
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.core.bookmark import Bookmark
+from pool.core.progress import Progress, Received
+from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
+from servicekit.errors import Fatal
 from tests.pool.crashes import TAPES, Tape, play_rewards, play_trainer, random_tape
 from tests.pool.histories import any_logs, any_rewarded_logs, random_log
 from tests.pool.records import at, end, log, run_of, step

@@ -2,7 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pool.prompts import BrokenPrompt, common_prefix, delta, full_prompt, full_prompts, prefix_hash
+from pool.core.prompts import (
+    BrokenPrompt,
+    common_prefix,
+    delta,
+    full_prompt,
+    full_prompts,
+    prefix_hash,
+)
 from schemas import Codec, Step
 from schemas.packing import pack_ids, pack_logprobs
 from tests.pool.records import child, step

@@ -10,18 +10,19 @@ from confluent_kafka import Producer as ConfluentProducer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import TopicPartition
 
-from pool import history, topics
+from pool import topics
 from pool.connection import Connection
-from pool.ends import wait_until_readable
-from pool.errors import BrokerUnavailable, OffsetLost, TopicMismatch
-from pool.history import PromptHistory, open_history
-from pool.producer import Producer
-from pool.prompts import BrokenPrompt
-from pool.reader import Bounds, open_topic
-from pool.sender import producer_options
+from pool.core.prompts import BrokenPrompt
+from pool.producers.producer import Producer
+from pool.producers.sender import producer_options
+from pool.readers import history
+from pool.readers.ends import wait_until_readable
+from pool.readers.history import PromptHistory, open_history
+from pool.readers.reader import Bounds, open_topic
 from pool.topics import REWARDED, STEPS
 from schemas import Codec, Step
 from schemas.packing import unpack_ids
+from servicekit.errors import BrokerUnavailable, OffsetLost, TopicMismatch
 from tests.conftest import free_port
 from tests.pool.records import step
 from tests.pool.written import content, conversation

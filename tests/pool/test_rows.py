@@ -5,8 +5,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from pool.rows import Row, problem_of, rows_of
-from pool.trajectories import Trajectory
+from pool.core.rows import Row, problem_of, rows_of
+from pool.core.trajectories import Trajectory
 from schemas import Record, Segment, Step
 from schemas.packing import pack_logprobs
 from tests.pool.records import child, end, sampled, step, trajectory_of

@@ -14,14 +14,14 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from pool.consumer import StatefulConsumer
-from pool.errors import AccessRefused, BrokerUnavailable, Fatal, PoolError
-from pool.producer import Producer
-from pool.reader import open_topic
-from pool.sender import Output
+from pool.consumers.consumer import StatefulConsumer
+from pool.consumers.transaction import CALL_TIMEOUT
+from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.producers.producer import Producer
+from pool.producers.sender import Output
+from pool.readers.reader import open_topic
 from pool.topics import REWARDED, STEPS, TOPICS
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
-from pool.transaction import CALL_TIMEOUT
+from servicekit.errors import AccessRefused, BrokerUnavailable, Fatal, PoolError
 from tests.pool.certificates import Authority
 from tests.pool.log import identity, records, until, write
 from tests.pool.records import end, step

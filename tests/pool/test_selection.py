@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from pool import topics
 from pool.connection import Connection
-from pool.dataset import Dataset
-from pool.errors import Fatal, OffsetLost
-from pool.scan import Scan, Span
-from pool.selection import Selection, SelectionSettings, find_ranges
-from pool.sender import producer_options
+from pool.producers.sender import producer_options
+from pool.readers.dataset import Dataset
+from pool.readers.scan import Scan, Span
+from pool.readers.selection import Selection, SelectionSettings, find_ranges
 from pool.topics import POLICY, REWARDED, STEPS
 from schemas import Codec, PolicyVersion
+from servicekit.errors import Fatal, OffsetLost
 from tests.pool.log import write
 from tests.pool.records import RUN, end, run_of, step, trajectory_of
 

@@ -10,7 +10,6 @@ from confluent_kafka.cimpl import NewTopic
 
 from pool import topics
 from pool.connection import MAX_MESSAGE_BYTES, Connection
-from pool.errors import BrokerUnavailable, Fatal, TopicMismatch
 from pool.topics import (
     ATROPOS,
     DEAD_LETTERS,
@@ -22,6 +21,7 @@ from pool.topics import (
     TRAJECTORIES,
     Found,
 )
+from servicekit.errors import BrokerUnavailable, Fatal, TopicMismatch
 from tests.conftest import free_port
 
 pytestmark = pytest.mark.broker

@@ -1,6 +1,6 @@
 import pytest
 
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
 from schemas import Position, Record, ScoredGroup
 from tests.pool.records import (
     at,

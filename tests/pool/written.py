@@ -3,7 +3,7 @@
 from aiokafka import ConsumerRecord
 
 from pool.connection import Connection
-from pool.reader import open_topic
+from pool.readers.reader import open_topic
 from schemas import Step
 from schemas.packing import unpack_ids
 from tests.pool.records import child, step

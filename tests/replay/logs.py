@@ -7,8 +7,8 @@ import msgspec
 
 from pool import topics
 from pool.connection import Connection
+from pool.core.trajectories import annotated
 from pool.topics import REWARDED, STEPS
-from pool.trajectories import annotated
 from replay.export import export
 from replay.settings import ExportSettings
 from schemas import Position, Record, Reward, ScoredGroup

@@ -15,16 +15,15 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import Producer as ConfluentProducer
 
 from pool import topics
-from pool.bookmark import Bookmark
 from pool.connection import Connection
-from pool.consumer import StatefulConsumer
-from pool.dataset import Dataset
-from pool.ends import wait_until_readable
-from pool.errors import Fatal
-from pool.selection import SelectionSettings
-from pool.sender import producer_options
+from pool.consumers.consumer import StatefulConsumer
+from pool.core.bookmark import Bookmark
+from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.producers.sender import producer_options
+from pool.readers.dataset import Dataset
+from pool.readers.ends import wait_until_readable
+from pool.readers.selection import SelectionSettings
 from pool.topics import DEAD_LETTERS, LEDGER, REWARDED, STEPS, TRAJECTORIES
-from pool.trajectories import Stray, Trajectory, TrajectoryAssembler
 from replay.deletion import delete
 from replay.settings import DeleteSettings
 from schemas import (
@@ -37,6 +36,7 @@ from schemas import (
     Record,
     Registration,
 )
+from servicekit.errors import Fatal
 from steplog import local_kafka
 from tests.pool.log import messages, records, until, write
 from tests.pool.records import end, run_of, step

@@ -11,16 +11,16 @@ from rich.console import Console
 
 from pool import topics
 from pool.connection import Connection
-from pool.errors import Fatal
-from pool.groups import GroupRules
+from pool.core.groups import GroupRules
+from pool.core.trajectories import annotated
 from pool.topics import REWARDED, STEPS
-from pool.trajectories import annotated
 from replay import diff
 from replay.comparison import ChangedGroup, Comparer, Comparison, fill, signs
 from replay.diff_table import DiffTable
 from replay.settings import DiffSettings
 from replay.side_by_side import Pair, Scored
 from schemas import Record, Reward, TrajectoryEnd
+from servicekit.errors import Fatal
 from tests.pool.log import write
 from tests.pool.records import end, feedback, step
 from tests.steplog.command import reaching, steplog

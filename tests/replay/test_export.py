@@ -12,13 +12,13 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from pool.errors import Fatal, OffsetLost
-from pool.sender import producer_options
+from pool.producers.sender import producer_options
 from pool.topics import REWARDED, STEPS
 from replay.export import export
 from replay.settings import ExportSettings
 from schemas import Codec, Step
 from schemas.codec import single_object_header
+from servicekit.errors import Fatal, OffsetLost
 from tests.pool.log import messages, write
 from tests.pool.records import end, feedback, run_of, step
 from tests.pool.written import conversation

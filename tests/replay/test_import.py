@@ -8,12 +8,12 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from pool.errors import Fatal
 from pool.topics import POLICY, REWARDED, STEPS
 from replay.importing import HEADER, import_files
 from replay.settings import ImportSettings
 from schemas import PolicyVersion, Step, TrajectoryEnd
 from schemas.packing import unpack_ids
+from servicekit.errors import Fatal
 from tests.pool.log import messages, records, write
 from tests.replay.logs import exported, fill, posted, without_positions
 

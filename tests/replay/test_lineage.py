@@ -13,13 +13,13 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from pool.errors import Fatal
-from pool.producer import Producer
+from pool.producers.producer import Producer
 from pool.topics import REWARDED, STEPS, TRAJECTORIES
 from replay.lineage import lineage
 from replay.settings import LineageSettings
 from schemas import Position, Record, Registration, Reward, ScoredGroup, TrajectoryEnd
 from schemas.packing import pack_ids
+from servicekit.errors import Fatal
 from steplog import cli, local_kafka
 from tests.pool.log import until, write
 from tests.pool.records import feedback

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pool.connection import Connection
-from pool.consumer import StatefulConsumer
+from pool.consumers.consumer import StatefulConsumer
 from reward import worker
 from steplog import cli
 from tests.conftest import free_port

@@ -1,7 +1,7 @@
 """Trajectories whose time is up get an End that follows from them."""
 
-from pool.progress import Received
-from pool.trajectories import TrajectoryAssembler
+from pool.core.progress import Received
+from pool.core.trajectories import TrajectoryAssembler
 from reward.expiry import expired_id, overdue
 from schemas import Position, Record
 from tests.pool.records import end, step

@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from pool.errors import Fatal
 from reward.function import load_all
 from reward.isolated import Isolated
 from reward.score import Opinion
+from servicekit.errors import Fatal
 from tests.pool.records import end, step, trajectory_of
 
 LIMIT_S = 60.0

@@ -10,14 +10,14 @@ import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
 from pool.connection import Connection
-from pool.errors import Fatal
-from pool.groups import Group, GroupAssembler, GroupRules
-from pool.progress import Received
-from pool.sender import producer_options
+from pool.core.groups import Group, GroupAssembler, GroupRules
+from pool.core.progress import Received
+from pool.producers.sender import producer_options
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS, TRAJECTORIES, find
 from reward import rescore
 from reward.settings import RescoreSettings
 from schemas import Feedback, Step, TrajectoryEnd
+from servicekit.errors import Fatal
 from tests.pool.log import messages, records, write
 from tests.pool.records import end, feedback, note, step
 from tests.reward.running import answered, ends, running_worker, wait_for, wait_for_ends

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from pool.progress import Received
-from pool.trajectories import Trajectory, TrajectoryAssembler
+from pool.core.progress import Received
+from pool.core.trajectories import Trajectory, TrajectoryAssembler
 from reward.score import ORPHAN, Opinion, is_scored, rewarded
 from schemas import Position, Record, Step, TrajectoryEnd
 from tests.pool.records import end, step

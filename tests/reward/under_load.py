@@ -14,11 +14,11 @@ from confluent_kafka import Consumer, TopicPartition
 
 from pool import topics
 from pool.connection import Connection
-from pool.producer import Producer
-from pool.progress import Received
+from pool.consumers.transaction import read_offsets
+from pool.core.progress import Received
+from pool.core.trajectories import source
+from pool.producers.producer import Producer
 from pool.topics import REWARDED, STEPS
-from pool.trajectories import source
-from pool.transaction import read_offsets
 from schemas import Position, Record, Step, TrajectoryEnd
 from tests.pool.log import identity, messages, records
 from tests.pool.records import end, feedback, step

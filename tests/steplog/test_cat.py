@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from pool import topics
 from pool.connection import Connection
-from pool.reader import Reader
-from pool.sender import producer_options
+from pool.producers.sender import producer_options
+from pool.readers.reader import Reader
 from pool.topics import STEPS, TRAJECTORIES
 from schemas import Codec, Position, Record, Registration
 from steplog import local_kafka

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 from steplog import cli, local_kafka
 from tests.conftest import free_port
 from tests.steplog.command import STEPLOG, steplog

@@ -5,7 +5,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from pool.connection import Connection
-from steplog import settings, sources
+from servicekit import settings_sources as sources
+from steplog import settings
 from steplog.settings import SettingsError, add_options, load
 
 SECRET = "hunter2"

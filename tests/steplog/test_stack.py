@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 from steplog.stack import stack
 from steplog.stack.plan import Part, Plan
 from steplog.stack.process import Process, birth, wait_for

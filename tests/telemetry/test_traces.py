@@ -3,8 +3,8 @@
 import pytest
 
 from pool.topics import REWARDED, STEPS
-from pool.tracing import traceparent_of
 from schemas import Step, TrajectoryEnd
+from servicekit.tracing import traceparent_of
 from tests.pool.log import messages
 from tests.telemetry.collector import SeenSpan
 from tests.telemetry.pipeline import (

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pool import tracing
-from pool.errors import Fatal
+from servicekit import tracing
+from servicekit.errors import Fatal
 from tests.conftest import free_port
 from tests.gateway.asking import eventually
 from tests.telemetry.collector import Collector, running_collector
@@ -40,7 +40,7 @@ def test_one_module_knows_opentelemetry() -> None:
 def test_a_service_without_traces_does_not_load_the_package(service: str) -> None:
     script = f"""
 import sys, {service}.service
-from pool import tracing
+from servicekit import tracing
 tracing.start("x", False)
 with tracing.span("work", version=1) as span:
     assert not tracing.headers(span.traceparent) and span is tracing.current()
@@ -51,7 +51,7 @@ print([name for name in sys.modules if name.partition(".")[0] == "opentelemetry"
 
 
 def test_without_the_package_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "pool.spans", raising=False)
+    monkeypatch.delitem(sys.modules, "servicekit.otel", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(Fatal, match=r"traces need the package .*: install steplog\[otel\]$"):
         tracing.start("gateway", True)
@@ -83,7 +83,7 @@ def test_a_collector_that_is_away_costs_spans_and_one_line(
         tracing.span("last").end()
         return bool(collector.named("last"))
 
-    caplog.set_level(logging.INFO, "pool.spans")
+    caplog.set_level(logging.INFO, "servicekit.otel")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")  # it gets little time
     port = free_port()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://me:geheim@127.0.0.1:{port}")
@@ -112,7 +112,7 @@ def test_an_ending_process_does_not_wait_for_a_collector(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1000")
     script = """
 import sys
-from pool import tracing
+from servicekit import tracing
 tracing.start("gateway", True)
 tracing.span("work").end()
 """

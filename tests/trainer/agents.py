@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 
 from pool.connection import Connection
+from pool.core.trajectories import annotated
 from pool.topics import REWARDED, STEPS
-from pool.trajectories import annotated
 from schemas import Record, Segment, Step, TrajectoryEnd
 from schemas.packing import pack_ids, pack_logprobs
 from tests.pool.log import write

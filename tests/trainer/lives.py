@@ -61,7 +61,7 @@ def settings_of(connection: Connection, model: Path, folder: Path, **fields: Any
 
 
 def _live(settings: dict[str, Any], die: tuple[str, int] | None) -> None:
-    from pool.errors import PoolError
+    from servicekit.errors import PoolError
     from trainer.model.loading import TrainedWeights
     from trainer.service import serve
     from trainer.settings import TrainSettings

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 from trainer.checkpoint import Checkpoints
 
 TENSORS = {"weight.a": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor(7)}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 from trainer.algorithm.settings import LossSettings
 from trainer.checkpoint import Checkpoints
 from trainer.export import export

@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 
 from pool import topics
 from pool.connection import Connection
-from pool.ledger import Ledger
-from pool.membership import members
+from pool.consumers.membership import members
+from pool.core.ledger import Ledger
 from pool.topics import LEDGER, POLICY, REWARDED
 from schemas import PolicyVersion
 from tests.pool.log import committed, records

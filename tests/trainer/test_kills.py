@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from pool import topics
 from pool.connection import Connection
-from pool.ledger import Ledger, group_id
+from pool.core.ledger import Ledger, group_id
 from pool.topics import LEDGER, POLICY
 from schemas import PolicyVersion
 from tests.pool.log import committed, records

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from pool.rows import Row
+from pool.core.rows import Row
 from tests.trainer.model import small
 from tests.trainer.model.test_packed import padded_logprobs
 from trainer.algorithm.objective import Tokens, objective

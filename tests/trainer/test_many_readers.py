@@ -11,11 +11,11 @@ from confluent_kafka import Consumer, TopicPartition
 
 from pool import topics
 from pool.connection import Connection
-from pool.dataset import Dataset
-from pool.ledger import Ledger
-from pool.selection import SelectionSettings
+from pool.consumers.transaction import read_offsets
+from pool.core.ledger import Ledger
+from pool.readers.dataset import Dataset
+from pool.readers.selection import SelectionSettings
 from pool.topics import LEDGER, REWARDED
-from pool.transaction import read_offsets
 from schemas import Outcome
 from tests.pool.log import records
 from tests.trainer.agents import RUN, submit_groups

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pool import topics, tracing
+from pool import topics
 from pool.connection import Connection
-from pool.errors import Fatal
-from pool.producer import Producer
+from pool.core.trajectories import annotated
+from pool.producers.producer import Producer
 from pool.topics import LEDGER, POLICY, REWARDED
-from pool.trajectories import annotated
 from schemas import Decision, Outcome, PolicyVersion, Position, Record, TrajectoryEnd
+from servicekit import tracing
+from servicekit.errors import Fatal
 from tests.pool.log import committed, key_of, write
 from tests.telemetry.collector import Collector, running_collector
 from tests.trainer.agents import RUN, group, submit_groups

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pool.groups import Group
-from pool.ledger import GroupId, group_id
-from pool.marks import runs
-from pool.rows import Row, rows_of, steps_of
-from pool.trajectories import Trajectory, step_of
+from pool.core.groups import Group
+from pool.core.ledger import GroupId, group_id
+from pool.core.marks import runs
+from pool.core.rows import Row, rows_of, steps_of
+from pool.core.trajectories import Trajectory, step_of
 from schemas import DecidedGroup, Decision
 from trainer.algorithm.advantages import Floats, Total, advantages, here
 from trainer.algorithm.settings import LossSettings

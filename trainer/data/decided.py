@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from pool.errors import Fatal
 from schemas import Decision
+from servicekit.errors import Fatal
 from trainer.algorithm.settings import LossSettings
 from trainer.data.batch import Limits
 from trainer.model.settings import LearnerSettings

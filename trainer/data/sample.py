@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pool.rows import Row
+from pool.core.rows import Row
 
 
 @dataclass(frozen=True, slots=True)

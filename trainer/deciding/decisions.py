@@ -7,11 +7,11 @@ read again and decided then; what is decided stays so.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pool.errors import Fatal
-from pool.groups import Group, Outsider
-from pool.progress import Work
-from pool.sender import Output
+from pool.core.groups import Group, Outsider
+from pool.core.progress import Work
+from pool.producers.sender import Output
 from schemas import DecidedGroup, Decision, PartitionOffsets
+from servicekit.errors import Fatal
 from trainer.deciding.choosing import Judged, choose, closed_at, in_turn
 from trainer.deciding.judging import Judge
 from trainer.deciding.settings import DecidingSettings

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from pool.groups import TRAIN, Group, Judgement, usable
-from pool.marks import PolicyMarks
-from pool.rows import problem_of
-from pool.trajectories import Trajectory, step_of
+from pool.core.groups import TRAIN, Group, Judgement, usable
+from pool.core.marks import PolicyMarks
+from pool.core.rows import problem_of
+from pool.core.trajectories import Trajectory, step_of
 from schemas import DecidedGroup
 from trainer.deciding.settings import DecidingSettings
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pool.groups import GroupRules
+from pool.core.groups import GroupRules
 
 Positive = Annotated[int, Field(gt=0)]
 

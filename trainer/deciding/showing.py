@@ -1,7 +1,7 @@
 """The state of deciding, for those who watch."""
 
-from pool.metrics import show_lag
-from pool.trajectories import step_of
+from pool.core.trajectories import step_of
+from servicekit.metrics import show_lag
 from trainer import metrics
 from trainer.incarnation import Incarnation
 from trainer.life import now_ms

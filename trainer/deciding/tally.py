@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 
-from pool.marks import Age, PolicyMarks, UnknownAge
+from pool.core.marks import Age, PolicyMarks, UnknownAge
 from schemas import DecidedGroup
 from trainer import metrics
 from trainer.deciding.waiting import Ready

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pool.errors import Fatal, PoolError
-from pool.metrics import last_progress
 from schemas import DecidedGroup, Decision
+from servicekit.errors import Fatal, PoolError
+from servicekit.metrics import last_progress
 from trainer.deciding.decisions import Decisions
 from trainer.deciding.tally import Tally
 from trainer.life import Life

@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pool.groups import Group, Outsider
-from pool.progress import Progress, Work
-from pool.trajectories import Stray
+from pool.core.groups import Group, Outsider
+from pool.core.progress import Progress, Work
+from pool.core.trajectories import Stray
 from schemas import DecidedGroup, Member, Range
 
 Item = Group | Outsider | Stray

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 from trainer.model.sharding import Held, whole
 from trainer.weights.source import Parameter
 

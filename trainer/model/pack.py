@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from pool.rows import Row
+    from pool.core.rows import Row
 
 Tensor = Any
 

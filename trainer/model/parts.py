@@ -19,7 +19,7 @@ from trainer.model.pack import Pack, filling_to, pack_of, trained_values
 from trainer.model.sharding import Ranks
 
 if TYPE_CHECKING:
-    from pool.rows import Row
+    from pool.core.rows import Row
     from trainer.data.batch import Batch
 
 Tensor = Any

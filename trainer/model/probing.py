@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pool.rows import Row, plain_row
+from pool.core.rows import Row, plain_row
 from trainer.model import attention
 from trainer.model.pack import pack_of
 from trainer.model.packed import PackedModel, Way

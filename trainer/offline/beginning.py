@@ -11,17 +11,17 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
-from pool.bar import bar
 from pool.connection import Connection
-from pool.dataset import Dataset
-from pool.errors import Fatal
-from pool.reader import open_topic, read_records
-from pool.scan import Span
-from pool.selection import Ranges, SelectionSettings
-from pool.tokenizer import TokenizerFolder
+from pool.core.trajectories import MEMORY, Trajectory, step_of
+from pool.readers.dataset import Dataset
+from pool.readers.reader import open_topic, read_records
+from pool.readers.scan import Span
+from pool.readers.selection import Ranges, SelectionSettings
 from pool.topics import LEDGER, POLICY
-from pool.trajectories import MEMORY, Trajectory, step_of
 from schemas import Decision, PartitionOffsets, PolicyVersion
+from servicekit.errors import Fatal
+from servicekit.progress_bar import bar
+from servicekit.tokenizer import TokenizerFolder
 from trainer.algorithm.settings import LossSettings
 from trainer.deciding.settings import DecidingSettings
 from trainer.settings import TrainSettings, part

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from pool.groups import Group
+from pool.core.groups import Group
 from schemas import Decision
 from trainer.deciding.decisions import Decisions
 from trainer.deciding.thread import DecidingThread, RangeEnded

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pool.connection import Connection
-from pool.errors import Fatal, OffsetLost
-from pool.groups import GroupAssembler
-from pool.reader import open_topic
-from pool.selection import Selection, SelectionSettings
-from pool.tokenizer import TokenizerFolder
-from pool.trajectories import Trajectory
-from pool.transaction import Transactions
+from pool.consumers.transaction import Transactions
+from pool.core.groups import GroupAssembler
+from pool.core.trajectories import Trajectory
+from pool.readers.reader import open_topic
+from pool.readers.selection import Selection, SelectionSettings
 from schemas import Decision, PartitionOffsets
+from servicekit.errors import Fatal, OffsetLost
+from servicekit.tokenizer import TokenizerFolder
 from trainer.incarnation import transactional_id
 from trainer.life import Life, now_ms
 from trainer.offline.beginning import Beginning, check_ids

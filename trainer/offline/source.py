@@ -15,17 +15,17 @@ from typing import Self
 
 from confluent_kafka import Message
 
-from pool.bookmark import Bookmark
-from pool.chronicle import in_order
 from pool.connection import Connection
-from pool.consumer import Finished, Outputs
-from pool.errors import Fatal
-from pool.groups import GroupAssembler
-from pool.progress import Progress, Work
-from pool.scan import Scan, Span, received
-from pool.sender import Output
-from pool.trajectories import Stray
+from pool.consumers.consumer import Finished, Outputs
+from pool.core.bookmark import Bookmark
+from pool.core.groups import GroupAssembler
+from pool.core.progress import Progress, Work
+from pool.core.trajectories import Stray
+from pool.producers.sender import Output
+from pool.readers.chronicle import in_order
+from pool.readers.scan import Scan, Span, received
 from schemas import PartitionOffsets, Range, SchemaError
+from servicekit.errors import Fatal
 from trainer.deciding.waiting import Item
 
 

@@ -5,12 +5,12 @@ from collections import Counter
 from pathlib import Path
 
 from pool.connection import Connection
-from pool.ends import wait_until_readable
-from pool.ledger import trajectory_verdicts
-from pool.reader import read_records
+from pool.core.ledger import trajectory_verdicts
+from pool.readers.ends import wait_until_readable
+from pool.readers.reader import read_records
 from pool.topics import LEDGER
 from schemas import Decision, Outcome
-from trainer.progress.drawing import duration
+from servicekit.drawing import duration
 
 
 class Summary:

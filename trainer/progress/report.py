@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pool.marks import Age
+from pool.core.marks import Age
 
 Phase = Literal["recovering", "waiting", "training", "opening", "syncing", "checkpointing"]
 

@@ -8,18 +8,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from trainer.progress.drawing import (
-    colour,
-    duration,
-    legend,
-    meter,
-    pairs,
-    range_words,
-    sparkline,
-    time_bar,
-    time_split,
-)
+from servicekit.drawing import duration, meter, pairs, sparkline
 from trainer.progress.report import UNKNOWN, Alarm, Status
+from trainer.progress.time_split import colour, legend, range_words, time_bar, time_split
 
 WIDEST = 120
 WIDEST_BAR = 60

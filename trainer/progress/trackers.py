@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 from trainer import metrics
 from trainer.progress.report import Report
 

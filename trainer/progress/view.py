@@ -13,9 +13,10 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.live import Live
 
-from trainer.progress.drawing import duration, range_words, time_split
+from servicekit.drawing import duration
 from trainer.progress.report import UNKNOWN, Report, Status
 from trainer.progress.screen import Screen
+from trainer.progress.time_split import range_words, time_split
 
 log = logging.getLogger("trainer")
 

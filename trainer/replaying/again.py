@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from pool.errors import Fatal
 from schemas import Decision, Outcome
+from servicekit.errors import Fatal
 from trainer.checkpoint import ABOUT, Checkpoints
 from trainer.data.decided import first_seed, settings_of
 from trainer.learner import Learner

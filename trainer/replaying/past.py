@@ -7,13 +7,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pool import replay
 from pool.connection import Connection
-from pool.errors import Fatal, OffsetLost
-from pool.ledger import Ledger, group_id
-from pool.reader import read_records
+from pool.core.ledger import Ledger, group_id
+from pool.readers import replay
+from pool.readers.reader import read_records
 from pool.topics import LEDGER
 from schemas import DecidedGroup, Decision, Outcome
+from servicekit.errors import Fatal, OffsetLost
 from trainer.data.batch import Batch, make_batch, shares
 from trainer.data.decided import Decided, settings_of
 from trainer.data.digest import digest

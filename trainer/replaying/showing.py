@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pool.replay import trained
+from pool.readers.replay import trained
 from schemas import DecidedGroup
 from trainer.data.sample import Sample
 from trainer.replaying.past import Rebuilt

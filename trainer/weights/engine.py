@@ -12,7 +12,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
-from pool.versions import Version
+from pool.core.versions import Version
 
 NO_LABEL = "none"
 """The label of weights that are of no version, because an update broke off."""

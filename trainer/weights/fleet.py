@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
-from pool.versions import Version
+from pool.core.versions import Version
 from trainer.weights.lockstep import Alone, Announced, Ranks, read_along
 from trainer.weights.party import Member, Party
 from trainer.weights.settings import WeightsSettings

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pool.versions import Version
+from pool.core.versions import Version
 from trainer.weights.engine import Engine, EngineFailed
 from trainer.weights.lockstep import Announced
 from trainer.weights.party import COLLECTIVE, Incomplete, Member, Party, Times

@@ -15,10 +15,11 @@ from gateway.atropos.neighbours import Neighbours
 from gateway.atropos.rebuild import Rebuild
 from gateway.atropos.retries import Retries
 from gateway.atropos.state import State
-from pool import convoys, topics
+from pool import topics
 from pool.connection import Connection
-from pool.convoys import Convoys
-from pool.reader import open_topic
+from pool.producers import batch_producer as convoys
+from pool.producers.batch_producer import Convoys
+from pool.readers.reader import open_topic
 from pool.topics import ATROPOS, REWARDED
 from schemas import Codec
 from tests.gateway.atropos import running

@@ -1,7 +1,7 @@
 """Names of groups: never the same, where Kafka's clients expect them, and together for a stretch."""
 
 from gateway.atropos.neighbours import STRETCH, Neighbours
-from pool.reader import Reader
+from pool.readers.reader import Reader
 
 PARTITIONS = 12
 

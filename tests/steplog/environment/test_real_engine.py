@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pool.connection import Connection
-from pool.prompts import full_prompts
+from pool.core.prompts import full_prompts
 from schemas import Step
 from schemas.packing import unpack_ids, unpack_logprobs
 from tests.gateway.real_engine.calls import REAL

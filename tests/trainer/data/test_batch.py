@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pool.groups import Group
+from pool.core.groups import Group
 from schemas import DecidedGroup, Decision, Record
 from tests.pool.records import end, group_of, sampled, step
 from trainer.algorithm.settings import LossSettings
@@ -54,7 +54,7 @@ def test_all_rows_of_a_trajectory_share_reward_and_advantage() -> None:
 
 
 def test_ranks_share_the_groups_and_lost_ones_are_left_out() -> None:
-    from pool.ledger import group_id
+    from pool.core.ledger import group_id
 
     made = decision(*(group(name) for name in "abcde"))
     lost = {group_id(made.groups[1])}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pool.rows import Row
+from pool.core.rows import Row
 from tests.trainer.data.test_batch import LIMITS, batch_of, decision, group
 from trainer.algorithm.settings import LossSettings
 from trainer.data.batch import Batch, make_batch

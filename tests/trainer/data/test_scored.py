@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from pool.groups import Group, GroupAssembler, GroupRules
-from pool.ledger import Ledger
-from pool.marks import PolicyMarks
-from pool.progress import Received
-from pool.rows import rows_of
-from pool.trajectories import Stray
+from pool.core.groups import Group, GroupAssembler, GroupRules
+from pool.core.ledger import Ledger
+from pool.core.marks import PolicyMarks
+from pool.core.progress import Received
+from pool.core.rows import rows_of
+from pool.core.trajectories import Stray
 from schemas import Decision, PolicyVersion, ScoredGroup
 from schemas.packing import pack_ids
 from tests.pool.records import RUN

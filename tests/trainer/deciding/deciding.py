@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from pool.connection import Connection
-from pool.groups import Group
+from pool.core.groups import Group
+from pool.core.trajectories import Trajectory
 from pool.topics import LEDGER, REWARDED
-from pool.trajectories import Trajectory
 from schemas import Decision
 from tests.pool.log import committed
 from tests.trainer.agents import RUN

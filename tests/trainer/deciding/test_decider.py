@@ -10,12 +10,12 @@ from confluent_kafka import Consumer, TopicPartition
 
 from pool import topics
 from pool.connection import Connection
-from pool.errors import Fenced
-from pool.groups import GroupRules
-from pool.marks import PolicyMarks
+from pool.consumers.transaction import read_offsets
+from pool.core.groups import GroupRules
+from pool.core.marks import PolicyMarks
 from pool.topics import LEDGER, POLICY, REWARDED
-from pool.transaction import read_offsets
 from schemas import Feedback, PolicyVersion, Record, TrajectoryEnd
+from servicekit.errors import Fenced
 from tests.pool.log import records
 from tests.trainer.agents import RUN, group, submit, submit_groups
 from tests.trainer.deciding.deciding import GROUP, PATIENCE, deciding, decisions, trained, verdicts

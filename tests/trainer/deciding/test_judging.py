@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pool.groups import Group
-from pool.marks import PolicyMarks
+from pool.core.groups import Group
+from pool.core.marks import PolicyMarks
 from schemas import PolicyVersion, Record
 from tests.pool.records import end, group_of, sampled, step
 from tests.trainer.deciding.deciding import reward

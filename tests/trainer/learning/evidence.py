@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pool.connection import Connection
-from pool.ledger import Ledger
-from pool.marks import PolicyMarks
-from pool.replay import trained
+from pool.core.ledger import Ledger
+from pool.core.marks import PolicyMarks
+from pool.readers.replay import trained
 from pool.topics import LEDGER, POLICY, REWARDED, STEPS
 from schemas import Decision, Outcome, PolicyVersion, Position, Record, Step, TrajectoryEnd
 from tests.pool.log import messages, records

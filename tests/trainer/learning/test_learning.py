@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pool.connection import Connection
-from pool.versions import Version
+from pool.core.versions import Version
 from steplog import local_kafka
 from tests.tiny_model import build_model
 from tests.trainer.learning.evidence import Evidence

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pool import topics
 from pool.connection import Connection
-from pool.versions import Version
+from pool.core.versions import Version
 from tests.gateway.running import running_gateway
 from tests.reward.running import running_worker
 from tests.steplog.command import STEPLOG, reaching

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import transformers
 
-from pool.rows import Row
+from pool.core.rows import Row
 from trainer.data.batch import Batch
 from trainer.data.sample import Sample
 

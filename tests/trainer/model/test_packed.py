@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from pool.rows import Row
+from pool.core.rows import Row
 from tests.trainer.model import small
 from trainer.model.loading import prepared
 from trainer.model.pack import pack_of

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 
 from pool import topics
 from pool.connection import Connection
-from pool.errors import Fatal
-from pool.sender import producer_options
-from pool.tokenizer import TokenizerFolder, fingerprint
+from pool.producers.sender import producer_options
 from pool.topics import REWARDED
 from schemas import Decision
+from servicekit.errors import Fatal
+from servicekit.tokenizer import TokenizerFolder, fingerprint
 from tests.trainer.agents import RUN, group, submit, submit_groups
 from tests.trainer.deciding.deciding import PATIENCE, decisions, reward, trained
 from tests.trainer.offline.history import AGAIN, offline, write_history

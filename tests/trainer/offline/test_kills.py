@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from pool import topics
 from pool.connection import Connection
-from pool.ledger import Ledger
+from pool.core.ledger import Ledger
 from pool.topics import LEDGER
 from tests.pool.log import records
 from tests.trainer.lives import Life

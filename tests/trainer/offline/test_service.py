@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from pool import topics
 from pool.connection import Connection
-from pool.errors import Fatal
-from pool.ledger import Ledger
+from pool.core.ledger import Ledger
 from pool.topics import LEDGER, POLICY
 from schemas import Outcome, PolicyVersion
+from servicekit.errors import Fatal
 from tests.pool.log import committed, records
 from tests.trainer.agents import submit_groups
 from tests.trainer.lives import settings_of

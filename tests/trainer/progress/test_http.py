@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from pool.process import listen
+from servicekit.process import listen
 from trainer import http, metrics
 
 

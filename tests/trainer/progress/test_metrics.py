@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client import REGISTRY
 
-import pool.metrics
-from pool.marks import Age
+import servicekit.metrics as consumer_metrics
+from pool.core.marks import Age
 from trainer import metrics
 
 
@@ -39,7 +39,9 @@ def test_ages_are_split_into_queue_and_flight() -> None:
 
 
 def test_lag_forgets_partitions_that_went_to_others() -> None:
-    pool.metrics.show_lag("group", "steps", {0: 5, 1: 7})
-    pool.metrics.show_lag("group", "steps", {1: 2})
-    lags = [(s.labels["partition"], s.value) for f in pool.metrics.lag.collect() for s in f.samples]
+    consumer_metrics.show_lag("group", "steps", {0: 5, 1: 7})
+    consumer_metrics.show_lag("group", "steps", {1: 2})
+    lags = [
+        (s.labels["partition"], s.value) for f in consumer_metrics.lag.collect() for s in f.samples
+    ]
     assert lags == [("1", 2)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pool.errors import Fatal
+from servicekit.errors import Fatal
 from tests.trainer.progress.telling import step
 from trainer.progress import trackers
 from trainer.progress.status import open_progress

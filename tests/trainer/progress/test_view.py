@@ -7,11 +7,12 @@ import sys
 import pytest
 from rich.console import Console
 
+from servicekit.drawing import duration, sparkline
 from tests.trainer.progress.telling import Clock, step
-from trainer.progress.drawing import duration, sparkline, time_bar, time_split
 from trainer.progress.report import Status
 from trainer.progress.screen import Screen
 from trainer.progress.status import Progress
+from trainer.progress.time_split import time_bar, time_split
 from trainer.progress.view import LogView, TerminalView
 
 

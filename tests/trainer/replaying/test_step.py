@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from pool import topics
 from pool.connection import Connection
-from pool.ends import wait_until_readable
-from pool.errors import Fatal, OffsetLost
+from pool.readers.ends import wait_until_readable
 from pool.topics import LEDGER, REWARDED
 from schemas import Outcome
+from servicekit.errors import Fatal, OffsetLost
 from steplog import cli, local_kafka
 from tests.pool.log import messages, records, write
 from tests.trainer.agents import RUN, submit_groups

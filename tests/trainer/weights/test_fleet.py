@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pool.versions import Version
+from pool.core.versions import Version
 from tests.trainer.weights.stub_engine import StubEngine, running_stubs
 from trainer.weights.fleet import Engines, Weights, open_weights
 from trainer.weights.settings import WeightsSettings

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pool.versions import Version
+from pool.core.versions import Version
 from tests.conftest import free_port
 from tests.trainer.weights.stub_engine import running_stubs
 from trainer.weights.fleet import Weights

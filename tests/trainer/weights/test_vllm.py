@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pool.versions import Version
+from pool.core.versions import Version
 from tests.tiny_model import build_model
 from tests.vllm_engine import Engine, running_vllm
 from trainer.weights import agreement, party

@@ -1,0 +1,456 @@
+"""The stateful consumer: every record's effect exactly once, whatever dies.
+
+    consumer = StatefulConsumer(connection, …)
+    while running:
+        for work in consumer.poll():          # items that the new records completed
+            consumer.finish([work], outputs)  # at once, or later from any thread
+        consumer.commit()                     # outputs and offsets, one transaction
+
+The rules, and where they live:
+
+1. The committed offset is the next record to process; the commit's metadata says how to rebuild the
+   state (`pool.core.bookmark`), and `pool.core.progress` rebuilds it.
+2. Outputs and offsets are one transaction (`pool.consumers.transaction`).
+3. `poll`, the rebalance callbacks and `commit` run in one thread, the owner's. Work carries the
+   assignment in which it was read; work of an earlier assignment is dropped. This matters: a broker
+   does not stop a live member from committing a partition that it has lost.
+4. For the same reason a commit shows the membership under which its partitions were assigned. When
+   the client has another one, because the group has changed or we were expelled while we stood
+   still, every rebalance that is waiting is heard before the new membership is shown.
+5. After every rebalance the next commit takes place even if there is nothing new to say. Whoever was
+   fenced while it stood still, and has joined again, learns of it so, and does not sit on partitions
+   until their next record.
+6. A record that cannot be decoded goes to dead-letters in the same transaction, unless another
+   group does that.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Literal, Self
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as Place
+
+from pool.connection import MAX_MESSAGE_BYTES, Connection
+from pool.consumers.partition import Partition, offsets_of, saved_at
+from pool.consumers.transaction import Aborted, Transactions, read_offsets
+from pool.core.bookmark import MAX_TEXT
+from pool.core.progress import Assembler, ItemT, Progress, Work
+from pool.producers.sender import Output
+from pool.topics import DEAD_LETTERS
+from schemas import Codec, PartitionOffsets, Range
+from servicekit.errors import Fatal, OffsetLost
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+"""Records that one poll takes at most."""
+HEARING = 0.05
+"""Seconds for which we listen for rebalances before we show a new membership."""
+LISTENING = 1.0
+"""Seconds for an answer that nobody's work depends on."""
+MAX_OUTPUTS = 5_000
+"""Records of one transaction, more or less: it must be over long before it times out."""
+
+Outputs = Sequence[Output] | Callable[[Sequence[PartitionOffsets]], Sequence[Output]]
+
+
+@dataclass(slots=True)
+class Finished(Generic[ItemT]):
+    """Works whose outputs are committed together or not at all."""
+
+    works: Sequence[Work[ItemT]]
+    outputs: Outputs
+    assignments: Sequence[Progress[ItemT]]
+    state: Literal["waiting", "committed", "void"] = "waiting"
+    """Void: the outputs depended on an assignment that was lost."""
+
+
+def consumer_options(connection: Connection, group: str) -> dict[str, Any]:
+    """What every consumer of ours has in common."""
+    classic: dict[str, Any] = {
+        "partition_assignment_strategy": "cooperative-sticky",
+        "session_timeout_ms": 6000,
+        "heartbeat_interval_ms": 1000,
+    }
+    return connection.confluent(
+        group_id=group,
+        group_protocol=connection.group_protocol,
+        enable_auto_commit=False,
+        # A group that lost its place must say so, not jump.
+        auto_offset_reset="error",
+        isolation_level="read_committed",
+        fetch_max_bytes=2 * MAX_MESSAGE_BYTES,
+        max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
+        queued_max_messages_kbytes=64 * 1024,
+        # When that much is waiting, fetching pauses; the default of a second would empty the queue.
+        fetch_queue_backoff_ms=10,
+        retry_backoff_ms=5,
+        **(classic if connection.group_protocol == "classic" else {}),
+    )
+
+
+class StatefulConsumer(Generic[ItemT]):
+    """A member of a consumer group that holds state between records.
+
+    `assembler` makes the empty state of a partition. `transactional_id` must be this process's own
+    and the same after a restart: a new id would leave the old transaction open until it times out.
+    `patience` is how long a broker may be away. `accept_loss` goes on where retention has deleted what
+    open state needs, which is an error otherwise. `ends` are offsets at which reading stops, and which
+    are never committed past. Without `dead_letters` records that cannot be decoded are passed over:
+    another group puts them aside. `probe` is told of each stage; tests kill there.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        topic: str,
+        group: str,
+        transactional_id: str,
+        assembler: Callable[[int], Assembler[ItemT]],
+        codec: Codec,
+        max_waiting: int = 2_000,
+        patience: float = 120.0,
+        accept_loss: bool = False,
+        ends: Mapping[int, int] | None = None,
+        dead_letters: bool = True,
+        probe: Callable[[str], None] = lambda stage: None,
+    ) -> None:
+        self.lost: list[Range] = []
+        """What `accept_loss` has given up since somebody last took note of it."""
+        self._accept_loss = accept_loss
+        self._ends = ends or {}
+        self._dead_letters = dead_letters
+        self._connection = connection
+        self._topic = connection.topic_name(topic)
+        self._group = group
+        self._assembler = assembler
+        self._codec = codec
+        self._max_waiting = max_waiting
+        self._patience = patience
+        self._probe = probe
+        self._partitions: dict[int, Partition[ItemT]] = {}
+        self._finished: deque[Finished[ItemT]] = deque()
+        self._again: list[Work[ItemT]] = []
+        self._transactions = Transactions(connection, group, transactional_id, patience, probe)
+        self._consumer = Consumer(consumer_options(connection, group))
+        self._membership: object = None
+        self._is_proven = False
+        """Since the last rebalance a transaction of ours has been accepted."""
+        self._is_shaken = False
+        self._closing = False
+        self._subscribed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._abandon()
+        self.close()
+
+    # Reading
+
+    def poll(self, timeout: float = 0.1) -> list[Work[ItemT]]:
+        """Reads a batch; gives the items that it completed. The first call joins the group."""
+        if not self._subscribed:
+            self._subscribe()
+        if self._partitions and self._membership != self._consumer.consumer_group_metadata():
+            self._renew_membership()
+        if self._is_shaken:
+            self._reload_what_differs()
+        self._pace()
+        again, self._again = self._again, []
+        works = self._read(0 if again else timeout)
+        return again + works
+
+    def _subscribe(self) -> None:
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose
+        )
+        self._subscribed = True
+
+    def _read(self, timeout: float) -> list[Work[ItemT]]:
+        works: list[Work[ItemT]] = []
+        for message in self._consumer.consume(BATCH, timeout):
+            works += self._receive(message)
+        return works + self._advance()
+
+    def _renew_membership(self) -> None:
+        """Shows the broker who we are now, but only after we have heard what became of our
+        partitions: word of their loss waits in line behind records that were fetched before."""
+        owned = [partition.here() for partition in self._partitions.values()]
+        self._consumer.pause(owned)
+        membership = self._consumer.consumer_group_metadata()
+        self._again += self._read(HEARING)  # records of a partition that was assigned just now
+        self._membership = membership
+        for partition in self._partitions.values():
+            partition.paused = False
+        self._consumer.resume([place for place in owned if place.partition in self._partitions])
+
+    def _reload_what_differs(self) -> None:
+        """After an aborted transaction the group has what we committed before it. If it has not, a
+        broker that restarted has lost a commit that it had acknowledged, with its outputs: then we
+        begin again from what it has."""
+        owned = [partition.here() for partition in self._partitions.values()]
+        for place in read_offsets(self._consumer, owned, self._patience) if owned else ():
+            if self._is_news(place):
+                log.warning("%s[%d]: a commit of ours is gone", self._topic, place.partition)
+                paused = self._partitions[place.partition].paused
+                start = self._load(place)
+                self._partitions[place.partition].paused = paused  # as the client has it
+                self._consumer.seek(Place(self._topic, place.partition, start))
+        self._is_shaken = False
+
+    def _receive(self, message: Message) -> list[Work[ItemT]]:
+        failure = message.error()
+        if failure is not None:
+            self._explain(failure)
+            return []
+        partition = self._partitions.get(message.partition() or 0)
+        if partition is None:
+            return []  # fetched before we lost it
+        if not partition.progress.live:
+            self._probe("rebuilding")
+        return partition.receive(message, self._codec)
+
+    def _explain(self, error: KafkaError) -> None:
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise OffsetLost(
+                f"records of {self._topic} were deleted before they were read: {error}"
+            )
+        if error.fatal() or not error.retriable():
+            raise Fatal(f"{self._topic} cannot be read: {error.str()}")
+        log.warning("reading %s: %s", self._topic, error.str())
+
+    def _advance(self) -> list[Work[ItemT]]:
+        places = [partition.here() for partition in self._partitions.values()]
+        return [
+            work
+            for place in (self._consumer.position(places) if places else ())
+            for work in self._partitions[place.partition].advance(place.offset)
+        ]
+
+    def _pace(self) -> None:
+        """Pauses partitions whose open work must not grow, and resumes the others. What is being
+        rebuilt is read on: its work is handed out at the end of that, so nobody could make room."""
+        crowded = sum(len(p.progress.open) for p in self._partitions.values()) >= self._max_waiting
+        for partition in self._partitions.values():
+            full = crowded or partition.is_full() or partition.is_over()
+            full = full and partition.progress.live
+            if full != partition.paused:
+                partition.paused = full
+                act = self._consumer.pause if full else self._consumer.resume
+                act([partition.here()])
+
+    # Finishing
+
+    def finish(
+        self,
+        works: Sequence[Work[ItemT]],
+        outputs: Outputs,
+        assignments: Sequence[Progress[ItemT]] = (),
+    ) -> Finished[ItemT]:
+        """The works are done, and this is what they give; from any thread. All of it is committed in
+        one transaction, or nothing. Outputs that name the offsets of their own transaction, as a
+        Decision does, are a function of them. Outputs that depend on more than the works, such as on
+        groups that a Decision closes itself, name the assignments under which they were made."""
+        bundle = Finished(works, outputs, assignments)
+        self._finished.append(bundle)
+        return bundle
+
+    def assignment(self, partition: int) -> Progress[ItemT] | None:
+        """Under what we hold a partition now, if we do and its state is complete."""
+        state = self._partitions.get(partition)
+        return state.progress if state is not None and state.progress.live else None
+
+    def write(self, outputs: Sequence[Output]) -> None:
+        """Commits outputs that belong to no work, at once, in a transaction of their own. Readers
+        must take a repeated copy for one."""
+        self._transactions.write(outputs)
+
+    def commit(self) -> bool:
+        """Commits what is finished and how far reading has come. False: nothing was committed this
+        time, and it will be tried again by the next call."""
+        if self._is_shaken or not self._partitions:
+            return False
+        bundles = self._take()
+        done = [work for bundle in bundles for work in bundle.works]
+        offsets = [p.commit(done) for p in self._partitions.values() if p.progress.live]
+        outputs = self._outputs(bundles, offsets)
+        is_proven = self._is_proven or not offsets
+        if is_proven and not outputs and not any(self._is_news(place) for place in offsets):
+            return True
+        if any(len(place.metadata or "") > MAX_TEXT for place in offsets):
+            self._finished.extendleft(reversed(bundles))
+            return False
+        try:
+            self._transactions.commit(self._membership, outputs, offsets)
+        except Aborted as aborted:
+            log.warning("transaction of %s aborted: %s", self._group, aborted)
+            self._finished.extendleft(reversed(bundles))
+            self._is_shaken = True
+            return False
+        self._is_proven = True
+        self._settle(done, offsets)
+        for bundle in bundles:
+            bundle.state = "committed"
+        return True
+
+    def _is_news(self, place: Place) -> bool:
+        return saved_at(place) != self._partitions[place.partition].saved
+
+    def _take(self) -> list[Finished[ItemT]]:
+        """Bundles that can be committed now. One that depends on a lost assignment is void; what else
+        was in it is handed out again."""
+        ready: list[Finished[ItemT]] = []
+        count = 0
+        while self._finished and count < MAX_OUTPUTS:
+            bundle = self._finished.popleft()
+            needed = [*bundle.assignments, *(work.assignment for work in bundle.works)]
+            if all(self._is_ours(assignment) for assignment in needed):
+                ready.append(bundle)
+                count += 1 if callable(bundle.outputs) else len(bundle.outputs)
+            else:
+                bundle.state = "void"
+                self._again += [work for work in bundle.works if self._is_ours(work.assignment)]
+        return ready
+
+    def _is_ours(self, assignment: Progress[ItemT]) -> bool:
+        partition = self._partitions.get(assignment.partition)
+        return partition is not None and partition.progress is assignment
+
+    def _outputs(self, bundles: Iterable[Finished[ItemT]], places: Iterable[Place]) -> list[Output]:
+        offsets = [offsets_of(place) for place in places]
+        outputs: list[Output] = []
+        for bundle in bundles:
+            outputs += bundle.outputs(offsets) if callable(bundle.outputs) else bundle.outputs
+        topic = self._connection.topic_name(DEAD_LETTERS)
+        for partition in self._partitions.values() if self._dead_letters else ():
+            for letter, reason in partition.dead:
+                headers = letter.headers_with(self._group, reason)
+                outputs.append(Output(topic, letter.key, letter.value, headers))
+        return outputs
+
+    def _settle(self, done: Iterable[Work[ItemT]], offsets: Iterable[Place]) -> None:
+        for work in done:
+            work.assignment.close([work])
+        for place in offsets:
+            self._partitions[place.partition].saved = saved_at(place)
+        for partition in self._partitions.values():
+            partition.dead.clear()
+
+    def offsets(self) -> list[PartitionOffsets]:
+        """What the group has of our partitions: how far they are committed, and from where they
+        would be rebuilt."""
+        return [
+            offsets_of(Place(self._topic, number, *partition.saved))
+            for number, partition in self._partitions.items()
+        ]
+
+    def bounds(self) -> dict[int, tuple[int, int]]:
+        """What the log holds of our partitions: the first offset and the one after the last. Asks the
+        broker, since a client does not hear of new records while a partition is paused; empty if it
+        is away."""
+        found: dict[int, tuple[int, int]] = {}
+        for number, partition in self._partitions.items():
+            try:
+                low, end = self._consumer.get_watermark_offsets(partition.here(), timeout=LISTENING)
+            except KafkaException as failure:
+                log.warning("%s[%d]: %s", self._topic, number, failure.args[0].str())
+                return {}
+            found[number] = low, end
+        return found
+
+    def lags(self) -> dict[int, int]:
+        """How many records of our partitions the group has not processed."""
+        return {
+            number: end - max(low, self._partitions[number].saved[0])
+            for number, (low, end) in self.bounds().items()
+        }
+
+    def position(self, partition: int) -> int | None:
+        """The next offset to read of a partition that is ours and whose state is complete."""
+        state = self._partitions.get(partition)
+        return state.position if state is not None and state.progress.live else None
+
+    def skip(self, partition: int, offset: int, done: Sequence[Work[ItemT]] = ()) -> Range | None:
+        """Goes on at `offset` without reading what lies before it; gives the range left out. Only a
+        partition in which nothing is open can skip: what is open has a verdict to come. `done` are
+        works that the next commit finishes."""
+        state = self._partitions.get(partition)
+        if state is None or state.position >= offset:
+            return None
+        if not (state.progress.live and state.is_idle(done)):
+            return None
+        skipped = Range(partition=partition, first=state.position, end=offset)
+        state.position = offset
+        self._consumer.seek(Place(self._topic, partition, offset))
+        return skipped
+
+    # Rebalancing
+
+    def _assign(self, consumer: Consumer, places: list[Place]) -> None:
+        if self._closing:
+            return  # they come too late to be read, and go on to another member at once
+        asked = [Place(self._topic, place.partition) for place in places]
+        found = read_offsets(consumer, asked, self._patience) if asked else []
+        starts = [Place(self._topic, place.partition, self._load(place)) for place in found]
+        consumer.incremental_assign(starts)
+        self._membership = consumer.consumer_group_metadata()
+        self._is_proven = False
+        log.info("assigned %s", [place.partition for place in places])
+
+    def _load(self, place: Place) -> int:
+        """Begins the partition from what the group has; gives the offset to read from."""
+        low, _ = self._consumer.get_watermark_offsets(place, timeout=self._patience)
+        assembler = self._assembler(place.partition)
+        partition = Partition.load(place, low, assembler, self._accept_loss)
+        if partition.progress.start.rebuild > offsets_of(place).rebuild >= 0:
+            gone = Range(
+                partition=place.partition,
+                first=offsets_of(place).rebuild,
+                end=partition.progress.committed,
+            )
+            log.warning("%s[%d]: open state is lost", self._topic, place.partition)
+            self.lost.append(gone)
+        partition.end = self._ends.get(place.partition)
+        self._partitions[place.partition] = partition
+        return partition.position
+
+    def _revoke(self, consumer: Consumer, places: list[Place]) -> None:
+        """What is finished is still ours to commit; what is not, the next owner does again."""
+        self._probe("revoking")
+        self.commit()
+        self._forget(places)
+        consumer.incremental_unassign(places)
+
+    def _lose(self, consumer: Consumer, places: list[Place]) -> None:
+        self._forget(places)
+        consumer.incremental_unassign(places)
+
+    def _forget(self, places: Iterable[Place]) -> None:
+        for place in places:
+            self._partitions.pop(place.partition, None)
+        self._is_proven = False
+        log.info("gave up %s", [place.partition for place in places])
+
+    def _abandon(self) -> None:
+        """After an error nothing more is committed: what was read since is read again."""
+        self._partitions.clear()
+        self._finished.clear()
+        self._transactions.abandon()
+
+    def close(self) -> None:
+        """Commits what is finished and leaves the group, which gives its partitions on at once."""
+        self._closing = True
+        self._consumer.close()

@@ -1,0 +1,415 @@
+"""Trajectories to groups: the trajectories of one prompt that are compared with each other.
+
+Rules, each tested by name:
+
+* A group is named by its prompt_uid and the offset in `steps` of its first record, since a prompt
+  may come back in the next epoch.
+* It closes when group_size trajectories have ended and none of them still expects a reward, or when
+  a decision closes it after its deadline. Closing one group never waits for another.
+* A trajectory that began before its group closed is late; one that began after opens the next.
+* Feedback counts until the group is decided; the last by offset in `steps` wins.
+* Failed and cancelled members leave the group and are never scored 0. It is usable with at least
+  max(2, ceil(quorum * group_size)) members, else it is `too_few`.
+* A group that was posted as one (`pool.core.scored`) is closed as it comes.
+* What a Decision names is done: when it is read again, nothing comes of it.
+* Groups of one prompt are decided in the order in which they closed: then the newest decided one
+  tells what is late, and a rebuild need not know which were closed at which record.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pool.core import scored
+from pool.core.progress import Received
+from pool.core.trajectories import (
+    MEMORY,
+    Stray,
+    Trajectory,
+    TrajectoryAssembler,
+    source,
+    step_of,
+)
+from schemas import DecidedGroup, Feedback, Member, ScoredGroup, TrajectoryEnd
+from schemas.records import Verdict
+
+DECIDED_MEMORY = 1_000_000
+"""Offsets for which a decided group is remembered, so that its stragglers are late and do not open
+a group of their own. It comes back from the ledger, not from reading the partition again."""
+
+
+class GroupRules(NamedTuple):
+    """What a group needs, where its Steps do not say it."""
+
+    channel: str = "train"
+    group_size: int = 8
+    quorum: float = 0.5
+    deadline: float = 3600.0
+    """Seconds after the first record of a group, for Steps that carry no deadline."""
+
+
+class Judgement(NamedTuple):
+    verdict: Verdict
+    reason: str = ""
+
+
+TRAIN = Judgement("train")
+LATE = "it began before its group closed, or repeats a member of it"
+DEFAULT_RULES = GroupRules()
+
+
+@dataclass(slots=True)
+class Group:
+    """The trajectories of one prompt. It is closed when `closed_at` is set."""
+
+    prompt_uid: str
+    partition: int
+    size: int
+    members: dict[str, Trajectory] = field(default_factory=dict)
+    feedback: list[Received] = field(default_factory=list)
+    """Rewards that came after their trajectory had ended."""
+    refused: int = 0
+    """Offset in `steps` behind the last End that came with the uid of a member: what it ended is
+    late, now and when the group is closed."""
+    closed_at: int | None = None
+    """Offset in `steps`: who began before it is late."""
+
+    @property
+    def first_offset(self) -> int:
+        """Of its oldest record, in the topic that it was read from."""
+        return min(member.first_offset for member in self.members.values())
+
+    @property
+    def id(self) -> tuple[str, int]:
+        return self.prompt_uid, min(m.began.offset for m in self.members.values())
+
+    def is_complete(self) -> bool:
+        return len(self.members) >= self.size and not any(
+            member.end.reward_expected and self.reward(member) is None
+            for member in self.members.values()
+        )
+
+    def reward(self, member: Trajectory) -> float | None:
+        """The last Feedback on the whole trajectory, else what its End says."""
+        given = [
+            (source(received), feedback.reward)
+            for received in (*member.feedback, *self.later_feedback(member))
+            if (feedback := feedback_of(received)).step_id is None
+        ]
+        return max(given)[1] if given else member.end.reward
+
+    def later_feedback(self, member: Trajectory) -> list[Received]:
+        """What came after the member had ended."""
+        return [r for r in self.feedback if feedback_of(r).trajectory_uid == member.uid]
+
+    def has(self, feedback: Feedback) -> bool:
+        """Whether this is a copy of Feedback that counts already."""
+        known = (*self.members[feedback.trajectory_uid].feedback, *self.feedback)
+        return any(feedback_of(r).feedback_id == feedback.feedback_id for r in known)
+
+    def last_source(self) -> int:
+        ends = (member.ended.offset for member in self.members.values())
+        later = (source(received).offset for received in self.feedback)
+        return max(*ends, *later, self.refused)
+
+    def deadline(self, rules: GroupRules) -> int:
+        """In milliseconds since the epoch: its members' own, else counted from its first record."""
+        steps = [step_of(received) for m in self.members.values() for received in m.steps]
+        own = [step.deadline for step in steps if step.deadline is not None]
+        ends = [member.end for member in self.members.values()]
+        born = min(record.created_at for record in steps or ends)
+        return max(own) if own else born + int(rules.deadline * 1000)
+
+    def judge(
+        self, rules: GroupRules, judge_member: Callable[["Group", Trajectory], Judgement]
+    ) -> DecidedGroup:
+        """The group's entry in a Decision: a verdict on it and on each of its members."""
+        assert self.closed_at is not None, "only a closed group can be judged"
+        judgements = [(member, judge_member(self, member)) for member in self.members.values()]
+        usable = sum(judgement.verdict == "train" for _, judgement in judgements)
+        # Rounded, since 0.28 * 25 is a little more than 7.
+        wanted = max(2, math.ceil(round(rules.quorum * self.size, 6)))
+        verdict = TRAIN
+        if usable < wanted:
+            verdict = Judgement(
+                "too_few", f"{usable} of {self.size} are usable, {wanted} are needed"
+            )
+        return DecidedGroup(
+            prompt_uid=self.prompt_uid,
+            partition=self.partition,
+            first_offset=self.id[1],
+            closed_at=self.closed_at,
+            verdict=verdict.verdict,
+            reason=verdict.reason,
+            members=[
+                _member(member, judgement, self.later_feedback(member))
+                for member, judgement in judgements
+            ],
+        )
+
+
+def usable(group: Group, member: Trajectory) -> Judgement:
+    """Whether a member can be trained, as far as the trajectory itself tells."""
+    status = member.end.status
+    if status == "expired":
+        return Judgement("expired", "its deadline passed")
+    if status in ("failed", "cancelled"):
+        return Judgement("invalid", f"{status}: {member.end.reason or 'no reason given'}")
+    if member.problem is not None:
+        return Judgement("invalid", member.problem)
+    if not member.steps:
+        return Judgement("invalid", "it has no Steps")
+    if group.reward(member) is None:
+        return Judgement("invalid", "it has no reward")
+    return TRAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Outsider:
+    """A whole trajectory that belongs to no group, with the reason."""
+
+    trajectory: Trajectory
+    verdict: Verdict
+    reason: str
+
+    @property
+    def first_offset(self) -> int:
+        return self.trajectory.first_offset
+
+    def member(self) -> Member:
+        return _member(self.trajectory, Judgement(self.verdict, self.reason))
+
+
+def _member(trajectory: Trajectory, judgement: Judgement, later: Sequence[Received] = ()) -> Member:
+    return Member(
+        trajectory_uid=trajectory.uid,
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        offsets=[received.offset for received in (*trajectory.records, *later)],
+    )
+
+
+def feedback_of(received: Received) -> Feedback:
+    assert isinstance(received.record, Feedback)
+    return received.record
+
+
+class _Closed(NamedTuple):
+    closed_at: int
+    position: int
+
+
+class GroupAssembler:
+    """Open and undecided groups of one partition. Feed it `rewarded`, or `steps` with rewards in it.
+
+    `decided` are the groups of earlier Decisions on this partition, each with the offset that was
+    committed together with it, oldest first; `others` are the trajectories that Decisions name
+    outside of groups. Trajectories that `selects` leaves out are as if they were not there.
+    """
+
+    def __init__(
+        self,
+        rules: GroupRules = DEFAULT_RULES,
+        decided: Iterable[tuple[DecidedGroup, int]] = (),
+        others: Iterable[Member] = (),
+        memory: int = MEMORY,
+        selects: Callable[[Trajectory], bool] = lambda trajectory: True,
+    ) -> None:
+        self._rules = rules
+        self._selects = selects
+        self._trajectories = TrajectoryAssembler(memory)
+        self.memory = memory
+        self._open: dict[str, Group] = {}
+        self._undecided: dict[str, list[Group]] = {}
+        """Closed groups of a prompt, in the order in which they closed."""
+        self._closed: dict[str, _Closed] = {}
+        """Where the newest decided group of a prompt closed."""
+        self._done: dict[str, list[Sequence[int]]] = {}
+        """The offsets of every trajectory that a Decision names, by uid."""
+        self._ends: list[tuple[int, int]] = []
+        """Offset and source of Ends, without those before an End of a higher source."""
+        for group, position in decided:
+            self._remember(group.prompt_uid, _Closed(group.closed_at, position))
+            self._name(group.members)
+        self._name(others)
+
+    def feed(self, received: Received) -> Group | Outsider | Stray | None:
+        if isinstance(received.record, ScoredGroup):
+            return self._scored(received, received.record)
+        item = self._trajectories.feed(received)
+        if item is None:
+            return None
+        if isinstance(received.record, TrajectoryEnd):
+            self._see_end(received, received.record)
+        if isinstance(item, Trajectory):
+            return self._trajectory(item, received.offset)
+        if isinstance(received.record, Feedback):
+            return self._feedback(item, received.record)
+        return item
+
+    def oldest_open(self) -> int | None:
+        offsets = [group.first_offset for group in self._needed()]
+        oldest = self._trajectories.oldest_open()
+        return min(offsets if oldest is None else [*offsets, oldest], default=None)
+
+    def forget_before(self, offset: int) -> None:
+        self._trajectories.forget_before(offset)
+        gone = [group for group in self._needed() if group.first_offset < offset]
+        for group in gone:
+            if group.closed_at is None:
+                del self._open[group.prompt_uid]
+            else:
+                self._drop(group)
+
+    def overdue(self, now: int) -> list[Group]:
+        """Open groups whose deadline has passed, for a decision to close. One waits while an earlier
+        group of its prompt is undecided."""
+        return [
+            group
+            for group in self._open.values()
+            if group.prompt_uid not in self._undecided and group.deadline(self._rules) <= now
+        ]
+
+    def close(self, group: Group) -> None:
+        """Closes an open group with what it has; only while a decision is made. Late is who began
+        before the newest End that was read since the group began: a rebuild reads the same ones."""
+        newest = next(end for offset, end in self._ends if offset >= group.first_offset)
+        self._close(group, max(newest + 1, group.last_source()))
+
+    def decide(self, group: Group, position: int) -> None:
+        """A Decision on a closed group was committed together with the offset `position`."""
+        assert group.closed_at is not None
+        assert self._undecided[group.prompt_uid][0] is group, "an earlier group is undecided"
+        self._drop(group)
+        self._remember(group.prompt_uid, _Closed(group.closed_at, position))
+
+    def give_up(
+        self, before: int, verdict: Verdict, reason: str
+    ) -> tuple[list[Group], list[Member]]:
+        """Closes the open groups that began before the offset, for a decision, and forgets the
+        trajectories that began there and have not ended, which it gives with the verdict."""
+        groups = [group for group in self.open_groups() if group.first_offset < before]
+        for group in groups:
+            self.close(group)
+        unended = [
+            Member(
+                trajectory_uid=uid,
+                verdict=verdict,
+                reason=reason,
+                offsets=[received.offset for received in records],
+            )
+            for uid, records in self._trajectories.open_trajectories()
+            if records[0].offset < before
+        ]
+        self._trajectories.forget_before(before)
+        return groups, unended
+
+    def _drop(self, group: Group) -> None:
+        waiting = self._undecided[group.prompt_uid]
+        waiting.remove(group)
+        if not waiting:
+            del self._undecided[group.prompt_uid]
+
+    def _name(self, members: Iterable[Member]) -> None:
+        for member in members:
+            self._done.setdefault(member.trajectory_uid, []).append(member.offsets)
+
+    def open_groups(self) -> list[Group]:
+        return list(self._open.values())
+
+    def has_undecided(self) -> bool:
+        """Whether a closed group waits for a decision."""
+        return bool(self._undecided)
+
+    def _needed(self) -> Iterable[Group]:
+        return (*self._open.values(), *(g for groups in self._undecided.values() for g in groups))
+
+    def _trajectory(self, trajectory: Trajectory, offset: int) -> Group | Outsider | None:
+        if any(offset in offsets for offsets in self._done.get(trajectory.uid, ())):
+            return None
+        if not self._selects(trajectory):
+            return None
+        if trajectory.end.channel != self._rules.channel:
+            return Outsider(trajectory, "other_channel", f"its channel is {trajectory.end.channel}")
+        self._forget_closed(offset)
+        if trajectory.began.offset < self._closed_at(trajectory.prompt_uid):
+            return Outsider(trajectory, "late", LATE)
+        group = self._open.get(trajectory.prompt_uid)
+        if group is None:
+            group = self._open[trajectory.prompt_uid] = self._new_group(trajectory)
+        elif trajectory.uid in group.members:
+            return Outsider(trajectory, "late", LATE)
+        group.members[trajectory.uid] = trajectory
+        return self._close_if_complete(group)
+
+    def _closed_at(self, prompt_uid: str) -> int:
+        """Where the newest closed group of a prompt closed."""
+        decided = self._closed.get(prompt_uid)
+        waiting = (group.closed_at or 0 for group in self._undecided.get(prompt_uid, ()))
+        return max(decided.closed_at if decided else 0, *waiting, 0)
+
+    def _new_group(self, trajectory: Trajectory) -> Group:
+        said = trajectory.group_size
+        size = self._rules.group_size if said is None else said
+        return Group(trajectory.prompt_uid, trajectory.records[0].partition, size)
+
+    def _feedback(self, stray: Stray, feedback: Feedback) -> Group | Stray | None:
+        waiting = self._undecided.get(feedback.prompt_uid, ())
+        # The newest first: a rebuild no longer has those that were decided, and they are older.
+        for group in (self._open.get(feedback.prompt_uid), *reversed(waiting)):
+            if group is not None and feedback.trajectory_uid in group.members:
+                if group.has(feedback):
+                    return None
+                group.feedback.append(stray.received)
+                return self._close_if_complete(group)
+        return Stray(stray.received, "late", "its group is decided, or never was")
+
+    def _scored(self, received: Received, record: ScoredGroup) -> Group | Stray | None:
+        trajectories = scored.members(received)
+        if not trajectories:
+            return Stray(received, "invalid", "it has no sequence with a score")
+        if record.channel != self._rules.channel:
+            return Stray(received, "other_channel", f"its channel is {record.channel}")
+        if any(received.offset in offsets for offsets in self._done.get(trajectories[0].uid, ())):
+            return None
+        if not all(self._selects(trajectory) for trajectory in trajectories):
+            return None
+        group = Group(record.prompt_uid, received.partition, len(trajectories))
+        group.members = {trajectory.uid: trajectory for trajectory in trajectories}
+        group.closed_at = received.offset
+        self._undecided.setdefault(group.prompt_uid, []).append(group)
+        return group
+
+    def _close_if_complete(self, group: Group) -> Group | None:
+        if group.closed_at is not None or not group.is_complete():
+            return None
+        self._close(group, group.last_source())
+        return group
+
+    def _close(self, group: Group, at: int) -> None:
+        group.closed_at = at
+        del self._open[group.prompt_uid]
+        self._undecided.setdefault(group.prompt_uid, []).append(group)
+
+    def _see_end(self, received: Received, end: TrajectoryEnd) -> None:
+        at = source(received).offset
+        while self._ends and self._ends[-1][1] <= at:
+            self._ends.pop()
+        self._ends.append((received.offset, at))
+        group = self._open.get(end.prompt_uid)
+        if group is not None and end.trajectory_uid in group.members:
+            group.refused = max(group.refused, at + 1)
+
+    def _remember(self, prompt_uid: str, closed: _Closed) -> None:
+        self._forget_closed(closed.position)
+        earlier = self._closed.pop(prompt_uid, None)
+        newest = max(closed, earlier) if earlier else closed
+        self._closed[prompt_uid] = _Closed(newest.closed_at, closed.position)
+
+    def _forget_closed(self, offset: int) -> None:
+        while self._closed:
+            uid, closed = next(iter(self._closed.items()))
+            if closed.position + DECIDED_MEMORY >= offset:
+                return
+            del self._closed[uid]

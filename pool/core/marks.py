@@ -1,0 +1,161 @@
+"""Policy marks: how old a record is, from offsets alone.
+
+Before any engine can hold version v, the end offsets of all partitions are sampled: the `opened`
+marks of v. So whatever v generated lies at or after them, whatever clocks and producers say. The
+version by offset of a record is the newest version whose mark lies at or before it; the version that
+generated the record is never newer. Its age at version V splits exactly:
+
+    V - version by offset                 queue age: how long it lay in the log
+    version by offset - oldest segment    in-flight age: how long it took to be made
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pool.core.groups import TRAIN, Group, Judgement
+from pool.core.progress import Received
+from pool.core.trajectories import Trajectory, source, step_of
+from schemas import PolicyVersion, Position
+
+
+class Age(NamedTuple):
+    """In versions."""
+
+    queue: int
+    in_flight: int
+
+    @property
+    def total(self) -> int:
+        return self.queue + self.in_flight
+
+
+class UnknownAge(ValueError):
+    """The log cannot say how old a record is, or the record says what cannot be."""
+
+
+class PolicyMarks:
+    """The marks of one run, folded from its PolicyVersion records in the order of the topic."""
+
+    def __init__(self, run: str, records: Iterable[PolicyVersion] = ()) -> None:
+        self.run = run
+        self.incarnation = 0
+        """The highest that was seen; the next life of the trainer is one above."""
+        self.opened: int | None = None
+        self.live: int | None = None
+        self._versions: list[int] = []
+        self._steps: list[list[int]] = []
+        self._rewarded: list[list[int]] = []
+        self.topic: str | None = None
+        """The topic of rewards that the run is trained from."""
+        for record in records:
+            self.add(record)
+
+    def add(self, record: PolicyVersion) -> None:
+        if record.run != self.run:
+            return
+        self.incarnation = max(self.incarnation, record.incarnation)
+        if record.phase == "opened":
+            self._open(record)
+        elif record.phase == "live":
+            self.live = record.version
+
+    def _open(self, record: PolicyVersion) -> None:
+        # A trainer that lost its last step opens that version again; the earliest mark is the safe one.
+        if self.opened is not None and record.version <= self.opened:
+            return
+        self.opened = record.version
+        self._versions.append(record.version)
+        self._steps.append(record.steps_marks)
+        self._rewarded.append(record.rewarded_marks)
+        self.topic = record.topic
+
+    def is_opened(self, version: int) -> bool:
+        return version in self._versions
+
+    def opened_at(self, version: int) -> tuple[list[int], list[int]]:
+        """Offsets in `steps` and in its topic of rewards before which nothing lies that `version`
+        generated."""
+        at = self._versions.index(version)
+        return self._steps[at], self._rewarded[at]
+
+    def version_at(self, position: Position) -> int | None:
+        """The newest version that can have generated the record at this place in `steps`."""
+        at = bisect_right(
+            self._steps, position.offset, key=lambda marks: _mark(marks, position.partition)
+        )
+        return self._versions[at - 1] if at else None
+
+    def stale_below(self, version: int, partition: int) -> int:
+        """Offset in `rewarded` below which everything is older than `version` for certain."""
+        at = bisect_right(self._versions, version)
+        return _mark(self._rewarded[at - 1], partition) if at else 0
+
+    def age(self, trajectory: Trajectory, version: int) -> Age:
+        """The age of the oldest token of a trajectory when `version` is the newest."""
+        foreign = runs(trajectory) - {self.run}
+        if foreign:
+            raise UnknownAge(f"it belongs to run {min(foreign)}, not {self.run}")
+        if trajectory.is_scored:
+            return Age(version - self._version_when_posted(trajectory.began), 0)
+        return max(
+            (self._step_age(received, version) for received in trajectory.steps),
+            key=lambda age: age.total,
+            default=Age(0, 0),
+        )
+
+    def _version_when_posted(self, position: Position) -> int:
+        """The newest when a group was posted to its topic of rewards; how long it was in flight before
+        nobody knows."""
+        at = bisect_right(
+            self._rewarded, position.offset, key=lambda marks: _mark(marks, position.partition)
+        )
+        if not at:
+            raise UnknownAge("it was posted before any version was open")
+        return self._versions[at - 1]
+
+    def _step_age(self, received: Received, version: int) -> Age:
+        step, position = step_of(received), source(received)
+        newest = self.version_at(position)
+        if newest is None or not step.segments:
+            raise UnknownAge(f"step {step.step_id} does not say which version sampled it")
+        oldest = min(segment.version for segment in step.segments)
+        if max(segment.version for segment in step.segments) > newest:
+            raise UnknownAge(
+                f"step {step.step_id} claims a version newer than {newest}, "
+                "the newest that was open at its offset"
+            )
+        return Age(version - newest, newest - oldest)
+
+    def group_age(self, group: Group, version: int) -> Age:
+        """The age of a group's oldest token."""
+        ages = (self.age(member, version) for member in group.members.values())
+        return max(ages, key=lambda age: age.total)
+
+    def judge(
+        self, trajectory: Trajectory, version: int, max_age: int, accept_runs: frozenset[str]
+    ) -> Judgement:
+        """Whether a trajectory is fresh enough to train `version`'s successor."""
+        foreign = runs(trajectory) - {self.run}
+        if foreign and foreign <= accept_runs:
+            return TRAIN
+        try:
+            age = self.age(trajectory, version)
+        except UnknownAge as unknown:
+            return Judgement("invalid", str(unknown))
+        if age.total > max_age:
+            return Judgement(
+                "stale",
+                f"{age.total} versions old ({age.queue} in the queue, {age.in_flight} in flight), "
+                f"{max_age} are allowed",
+            )
+        return TRAIN
+
+
+def runs(trajectory: Trajectory) -> set[str]:
+    """Its runs: more than one, if a new run began while it was made."""
+    return {trajectory.end.run, *(step_of(received).run for received in trajectory.steps)}
+
+
+def _mark(marks: list[int], partition: int) -> int:
+    return marks[partition] if partition < len(marks) else 0

@@ -1,0 +1,270 @@
+"""Steps to whole trajectories.
+
+Rules, each tested by name:
+
+* Only equal step_ids are the same Step; a second one is folded into the first. So are copies of a
+  note or of Feedback: an old copy never undoes a newer record.
+* A trajectory closes at its first TrajectoryEnd by offset. Later Steps, notes and Ends are late.
+* It is whole when its distinct step_ids number at least what the End says: the process that closed
+  it knows of every Step acknowledged through itself, another may have acknowledged more before.
+* A hole, a missing parent or a prefix that differs makes it invalid, with the reason; it still
+  closes, so that nobody waits for it.
+* Of Steps that answer the same request, the one that a later Step extends is kept, else the one
+  that was delivered, else the last; the others are orphans: readable, not trained.
+* Feedback belongs to the open trajectory, or stands alone: it is never late here.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import msgspec
+
+from pool.core.progress import Received
+from pool.core.prompts import BrokenPrompt, full_prompts
+from schemas import Feedback, Position, Record, ScoredGroup, Step, StepNote, TrajectoryEnd
+from schemas.records import Verdict
+
+MEMORY = 2_000
+"""Offsets of its partition for which a closed trajectory is remembered. Gateways refuse calls on a
+closed trajectory, so late records are races of seconds; every restart reads this much again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A record outside of any open trajectory: late, or Feedback on a closed one."""
+
+    received: Received
+    verdict: Verdict | None = None
+    reason: str = ""
+
+    @property
+    def first_offset(self) -> int:
+        return self.received.offset
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A closed trajectory. `steps` are distinct and ordered by step_index, ties by offset."""
+
+    steps: Sequence[Received]
+    end: TrajectoryEnd
+    feedback: Sequence[Received]
+    undelivered: frozenset[str]
+    records: Sequence[Received]
+    """Everything that it is made of, as it was read; the End is last."""
+    advantages: bytes | None = None
+    """Packed float32, one per token, where an environment gave them (`pool.core.scored`)."""
+
+    @property
+    def uid(self) -> str:
+        return self.end.trajectory_uid
+
+    @property
+    def prompt_uid(self) -> str:
+        return self.end.prompt_uid
+
+    @property
+    def trace(self) -> str:
+        """The traceparent of its End."""
+        return self.records[-1].trace
+
+    @property
+    def first_offset(self) -> int:
+        return self.records[0].offset
+
+    @property
+    def group_size(self) -> int | None:
+        """What the trajectory itself says, its End before its Steps."""
+        said = [self.end.group_size, *(step_of(received).group_size for received in self.steps)]
+        return next((size for size in said if size is not None), None)
+
+    @property
+    def is_scored(self) -> bool:
+        """It was posted through the Atropos API: nobody knows which weights sampled it."""
+        return isinstance(self.records[0].record, ScoredGroup)
+
+    @property
+    def began(self) -> Position:
+        """Of its first record in `steps`."""
+        return min(source(received) for received in self.records)
+
+    @property
+    def ended(self) -> Position:
+        return source(self.records[-1])
+
+    @cached_property
+    def prompts(self) -> dict[str, bytes]:
+        """The full packed prompt of every Step, by step_id."""
+        by_offset = sorted(self.steps, key=source)
+        return full_prompts(step_of(received) for received in by_offset)
+
+    @cached_property
+    def problem(self) -> str | None:
+        """Why the trajectory is invalid."""
+        if len(self.steps) < self.end.steps:
+            return (
+                f"{self.end.steps} Steps were counted at its end, {len(self.steps)} are in the log"
+            )
+        try:
+            if any(step_of(received).parent is not None for received in self.steps):
+                _ = self.prompts
+        except BrokenPrompt as broken:
+            return str(broken)
+        return None
+
+    @cached_property
+    def orphans(self) -> frozenset[str]:
+        """step_ids of the answers to a repeated request that led nowhere."""
+        answers: dict[bytes, list[Received]] = {}
+        for received in self.steps:
+            if request := step_of(received).request_hash:
+                answers.setdefault(request, []).append(received)
+        repeated = [
+            [step_of(received) for received in sorted(found, key=source)]
+            for found in answers.values()
+            if len(found) > 1
+        ]
+        return frozenset(
+            step.step_id for steps in repeated for step in steps if step is not self._kept(steps)
+        )
+
+    def _kept(self, answers: Sequence[Step]) -> Step:
+        if self.problem is None:
+            # Its siblings have the same prompt, and would extend an answer without tokens.
+            siblings = {step.step_id for step in answers}
+            others = [prompt for uid, prompt in self.prompts.items() if uid not in siblings]
+            for step in reversed(answers):
+                context = self.prompts[step.step_id] + step.response_ids
+                if any(prompt.startswith(context) for prompt in others):
+                    return step
+        delivered = [step for step in answers if step.step_id not in self.undelivered]
+        return (delivered or answers)[-1]
+
+
+@dataclass(slots=True)
+class _OpenTrajectory:
+    records: list[Received]
+    steps: dict[str, Received] = field(default_factory=dict)
+    notes: dict[str, StepNote] = field(default_factory=dict)
+    feedback: dict[str, Received] = field(default_factory=dict)
+
+    def close(self, end: TrajectoryEnd) -> Trajectory:
+        steps = sorted(
+            self.steps.values(),
+            key=lambda received: (step_of(received).step_index, source(received)),
+        )
+        delivered = {note.step_id: note.delivered for note in self.notes.values()}
+        return Trajectory(
+            steps=steps,
+            end=end,
+            feedback=list(self.feedback.values()),
+            undelivered=frozenset(uid for uid, was in delivered.items() if not was),
+            records=self.records,
+        )
+
+
+class TrajectoryAssembler:
+    """Open trajectories of one partition. Feed it the records of `steps` or of `rewarded`."""
+
+    def __init__(self, memory: int = MEMORY) -> None:
+        self.memory = memory
+        self._open: dict[str, _OpenTrajectory] = {}
+        self._closed: OrderedDict[str, int] = OrderedDict()
+
+    def feed(self, received: Received) -> Trajectory | Stray | None:
+        record = received.record
+        if isinstance(record, Step):
+            return self._step(received, record)
+        if isinstance(record, TrajectoryEnd):
+            return self._end(received, record)
+        if isinstance(record, StepNote):
+            return self._note(received, record)
+        if isinstance(record, Feedback):
+            return self._feedback(received, record)
+        return Stray(received)
+
+    def oldest_open(self) -> int | None:
+        # Trajectories stand in the order in which their first record was read.
+        return next((open_.records[0].offset for open_ in self._open.values()), None)
+
+    def forget_before(self, offset: int) -> None:
+        self._open = {u: o for u, o in self._open.items() if o.records[0].offset >= offset}
+
+    def open_trajectories(self) -> Iterable[tuple[str, Sequence[Received]]]:
+        """What has begun and not ended: uid and records, oldest first."""
+        return ((uid, open_.records) for uid, open_ in self._open.items())
+
+    def _step(self, received: Received, step: Step) -> Stray | None:
+        if self._is_closed(step.trajectory_uid, received.offset):
+            return Stray(received, "late", "its trajectory has ended")
+        open_ = self._open.get(step.trajectory_uid)
+        if open_ is None:
+            if step.parent is not None:
+                # Its parent was read before it, so the trajectory ended longer ago than we remember.
+                return Stray(received, "late", "its trajectory is not open")
+            open_ = self._open[step.trajectory_uid] = _OpenTrajectory([])
+        if step.step_id not in open_.steps:
+            open_.steps[step.step_id] = received
+            open_.records.append(received)
+        return None
+
+    def _end(self, received: Received, end: TrajectoryEnd) -> Trajectory | Stray:
+        was_closed = self._is_closed(end.trajectory_uid, received.offset)
+        self._remember(end.trajectory_uid, received.offset)
+        if was_closed:
+            return Stray(received, "late", "its trajectory has ended")
+        open_ = self._open.pop(end.trajectory_uid, None)
+        if open_ is None:
+            if end.steps > 0:
+                return Stray(received, "late", "its trajectory is not open")
+            open_ = _OpenTrajectory([])
+        open_.records.append(received)
+        return open_.close(end)
+
+    def _note(self, received: Received, note: StepNote) -> Stray | None:
+        open_ = self._open.get(note.trajectory_uid)
+        if open_ is None:
+            return Stray(received, "late", "its trajectory is not open")
+        if note.note_id not in open_.notes:
+            open_.notes[note.note_id] = note
+            open_.records.append(received)
+        return None
+
+    def _feedback(self, received: Received, feedback: Feedback) -> Stray | None:
+        open_ = self._open.get(feedback.trajectory_uid)
+        if open_ is None:
+            return Stray(received)
+        if feedback.feedback_id not in open_.feedback:
+            open_.feedback[feedback.feedback_id] = received
+            open_.records.append(received)
+        return None
+
+    def _is_closed(self, uid: str, offset: int) -> bool:
+        closed_at = self._closed.get(uid)
+        return closed_at is not None and closed_at + self.memory >= offset
+
+    def _remember(self, uid: str, offset: int) -> None:
+        """Remembers a closed trajectory from its last End on, so that what is remembered depends on
+        the last `memory` offsets alone, wherever reading began."""
+        self._closed.pop(uid, None)
+        self._closed[uid] = offset
+        while next(iter(self._closed.values())) + self.memory < offset:
+            self._closed.popitem(last=False)
+
+
+def source(received: Received) -> Position:
+    """Where a record lies in `steps`, wherever it was read."""
+    origin = getattr(received.record, "source", None)
+    return origin or Position(partition=received.partition, offset=received.offset)
+
+
+def step_of(received: Received) -> Step:
+    assert isinstance(received.record, Step)
+    return received.record
+
+
+def annotated(record: Record, position: Position, **fields: object) -> Record:
+    """The copy of a record for `rewarded`: where it came from, and what was found out about it."""
+    return msgspec.structs.replace(record, source=position, **fields)

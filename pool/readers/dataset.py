@@ -1,0 +1,97 @@
+"""The log as a data set: the whole trajectories of a selection.
+
+A trajectory belongs to a range in which it ended. It may have begun before, so reading begins a
+little earlier; the few that began earlier still are counted, not guessed.
+"""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from pool.connection import Connection
+from pool.core.progress import Received
+from pool.core.scored import members
+from pool.core.trajectories import MEMORY, Stray, Trajectory, TrajectoryAssembler
+from pool.readers.scan import Scan, received
+from pool.readers.selection import Selection, SelectionSettings, find_ranges
+from pool.topics import STEPS
+from schemas import Codec, SchemaError, ScoredGroup, TrajectoryEnd
+
+LOOK_BACK = 20_000
+"""Offsets before a range of `steps`: agents work side by side, and one may take long. Rewards are
+written trajectory by trajectory, so there what an assembler remembers is enough."""
+
+
+class Dataset:
+    """Iterate over it once; `scan` says how far it is."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        settings: SelectionSettings,
+        channel: str | None = None,
+        codec: Codec | None = None,
+    ) -> None:
+        self.missed = 0
+        """Trajectories that ended in the range and began too long before it."""
+        self.unreadable = 0
+        """Records that are none; the reward worker has put them aside."""
+        self.ranges = find_ranges(connection, topic, settings)
+        back = LOOK_BACK if topic == STEPS else MEMORY
+        self.scan = Scan(connection, topic, self.ranges.earlier(back))
+        self.spans = self.ranges.spans
+        self._selection = Selection(settings, channel)
+        self._codec = codec or connection.codec()
+        self._assemblers = {number: TrajectoryAssembler() for number in self.spans}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.scan.__exit__(kind, error, trace)
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return (item for item in self.items() if isinstance(item, Trajectory))
+
+    def items(self) -> Iterator[Trajectory | Stray]:
+        """With what stands outside of the trajectories, such as Feedback that came later."""
+        for one in self._records():
+            item = self._assemblers[one.partition].feed(one)
+            if item is None or one.offset < self.spans[one.partition].first:
+                continue
+            if began_too_early(item):
+                self.missed += 1
+            elif self._selection.has_item(item):
+                yield item
+
+    def posted(self, stray: Stray) -> list[Trajectory]:
+        """The selected trajectories of a group that was posted as one; of anything else, none."""
+        if not isinstance(stray.received.record, ScoredGroup):
+            return []
+        return [member for member in members(stray.received) if self._selection.has(member)]
+
+    def _records(self) -> Iterator[Received]:
+        for message in self.scan:
+            if message.value() is None:
+                continue
+            try:
+                one = received(message, self._codec)
+            except SchemaError:
+                self.unreadable += 1
+            else:
+                yield one
+
+
+def began_too_early(item: Trajectory | Stray) -> bool:
+    """An End whose Steps lie before where reading began."""
+    return (
+        isinstance(item, Stray)
+        and isinstance(item.received.record, TrajectoryEnd)
+        and "not open" in item.reason
+    )

@@ -1,0 +1,78 @@
+"""Full prompts for a reader that began in the middle of a topic.
+
+A delta-coded prompt needs its parents, and these may lie before the first record that the reader
+asked for. `PromptHistory` remembers what was read and looks further back where that is not enough.
+"""
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from pool.connection import Connection
+from pool.core.prompts import BrokenPrompt, full_prompt
+from pool.readers.reader import Reader, open_topic
+from schemas import Codec, SchemaError, Step
+
+FIRST_LOOK = 1_000
+"""Records before the Step that are read at first; every further look goes eight times as far."""
+REMEMBERED = 4_096
+"""Steps whose context is kept in memory."""
+
+
+class PromptHistory:
+    """Made by `open_history`. Give it every Step in the order of its partition."""
+
+    def __init__(self, reader: Reader, codec: Codec) -> None:
+        self._reader = reader
+        self._codec = codec
+        self._contexts: OrderedDict[str, bytes] = OrderedDict()
+
+    async def prompt(self, step: Step, partition: int, offset: int) -> bytes:
+        """The packed prompt in full; BrokenPrompt when the log does not have it."""
+        if step.parent is not None and step.parent not in self._contexts:
+            await self._look_back(step, partition, offset)
+        prompt = full_prompt(step, self._contexts)
+        self._remember(step, prompt)
+        return prompt
+
+    async def _look_back(self, step: Step, partition: int, offset: int) -> None:
+        low = (await self._reader.bounds([partition]))[partition].low
+        distance = FIRST_LOOK
+        while step.parent not in self._contexts:
+            start = max(low, offset - distance)
+            for earlier in await self._steps_of(step.trajectory_uid, partition, start, offset):
+                self._try_to_remember(earlier)
+            if start == low:
+                return
+            distance *= 8
+
+    async def _steps_of(self, trajectory: str, partition: int, start: int, end: int) -> list[Step]:
+        steps = []
+        async for message in self._reader.read({partition: start}, {partition: end}):
+            try:
+                record = self._codec.decode(message.value)
+            except SchemaError:
+                continue  # not a Step that anything could extend
+            if isinstance(record, Step) and record.trajectory_uid == trajectory:
+                steps.append(record)
+        return steps
+
+    def _try_to_remember(self, step: Step) -> None:
+        # Without its own parent, which lies further back, a Step is of no use yet.
+        with suppress(BrokenPrompt):
+            self._remember(step, full_prompt(step, self._contexts))
+
+    def _remember(self, step: Step, prompt: bytes) -> None:
+        self._contexts[step.step_id] = prompt + step.response_ids
+        self._contexts.move_to_end(step.step_id)
+        while len(self._contexts) > REMEMBERED:
+            self._contexts.popitem(last=False)
+
+
+@asynccontextmanager
+async def open_history(
+    connection: Connection, topic: str, codec: Codec
+) -> AsyncIterator[PromptHistory]:
+    """Reads on a connection of its own, so that looking back disturbs nobody."""
+    async with open_topic(connection, topic) as reader:
+        yield PromptHistory(reader, codec)

@@ -1,0 +1,222 @@
+"""Which part of the log is meant: a range, and a filter on trajectories.
+
+A range of offsets or times says where a trajectory must have ended. A range of policy versions says
+which versions sampled it: by its segments, token by token, and the marks only tell where reading may
+begin, since nothing that a version generated lies before the mark at which it was opened.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from pool.connection import Connection
+from pool.core.marks import PolicyMarks, runs
+from pool.core.trajectories import Stray, Trajectory, step_of
+from pool.readers.reader import Bounds, Reader, open_topic, read_records
+from pool.readers.scan import Span
+from pool.topics import POLICY, STEPS
+from schemas import PolicyVersion
+from servicekit.errors import Fatal, OffsetLost
+
+Point = int | datetime
+
+
+class SelectionSettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    from_: Point | None = Field(
+        None, description="first offset of every partition, or a time like 2030-01-31T12:00:00Z"
+    )
+    until: Point | None = Field(None, description="offset or time at which to end, itself excluded")
+    of_run: tuple[str, ...] = Field((), description="only trajectories of these runs")
+    from_version: int | None = Field(
+        None, ge=0, description="only what this policy version or later ones sampled; needs of_run"
+    )
+    to_version: int | None = Field(
+        None, ge=0, description="only what this policy version or earlier ones sampled"
+    )
+    where: tuple[str, ...] = Field(
+        (), description="only trajectories whose metadata has this, as KEY=VALUE or KEY.KEY=VALUE"
+    )
+
+    @field_validator("from_", "until", mode="before")
+    @classmethod
+    def _offset_or_time(cls, point: object) -> object:
+        return offset_or_time(point)
+
+    @field_validator("where")
+    @classmethod
+    def _has_value(cls, where: tuple[str, ...]) -> tuple[str, ...]:
+        for condition in where:
+            if "=" not in condition:
+                raise ValueError(f"{condition!r} is not of the form KEY=VALUE")
+        return where
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        first, last = self.from_version, self.to_version
+        if (first is not None or last is not None) and len(self.of_run) != 1:
+            raise ValueError("versions are those of one run: give of_run too, with one name")
+        if first is not None and last is not None and first > last:
+            raise ValueError(f"from_version {first} is behind to_version {last}")
+        return self
+
+
+def offset_or_time(point: object) -> object:
+    """As people write it; a time without a zone is UTC."""
+    if not isinstance(point, str):
+        return point
+    if point.isdecimal():
+        return int(point)
+    try:
+        time = datetime.fromisoformat(point)
+    except ValueError:
+        raise ValueError("it is neither an offset nor a time like 2030-01-31T12:00:00Z") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+class Selection:
+    """The trajectories that are meant. `channel` None: of all channels."""
+
+    def __init__(self, settings: SelectionSettings, channel: str | None = None) -> None:
+        self._channel = channel
+        self._runs = frozenset(settings.of_run)
+        self._versions = (settings.from_version, settings.to_version)
+        self._where = [
+            (key.split("."), value)
+            for key, _, value in (condition.partition("=") for condition in settings.where)
+        ]
+
+    def has(self, trajectory: Trajectory) -> bool:
+        if self._channel is not None and trajectory.end.channel != self._channel:
+            return False
+        if self._runs and not runs(trajectory) <= self._runs:
+            return False
+        return self._has_versions(trajectory) and self._has_metadata(trajectory)
+
+    def has_item(self, item: Trajectory | Stray) -> bool:
+        """What stands outside of a trajectory tells its run and channel only."""
+        if isinstance(item, Trajectory):
+            return self.has(item)
+        record = item.received.record
+        if self._channel is not None and getattr(record, "channel", None) != self._channel:
+            return False
+        return not self._runs or getattr(record, "run", None) in self._runs
+
+    def _has_versions(self, trajectory: Trajectory) -> bool:
+        first, last = self._versions
+        if first is None and last is None:
+            return True
+        if trajectory.is_scored:
+            return False  # nobody knows which version sampled it
+        found = [
+            segment.version
+            for received in trajectory.steps
+            for segment in step_of(received).segments
+        ]
+        return bool(found) and (first or 0) <= min(found) and (last is None or max(found) <= last)
+
+    def _has_metadata(self, trajectory: Trajectory) -> bool:
+        if not self._where:
+            return True
+        texts = [trajectory.end.metadata, *(step_of(r).metadata for r in trajectory.steps)]
+        documents = [json.loads(text) for text in texts if text != "{}"]
+        return all(
+            any(_says(document, path, value) for document in documents)
+            for path, value in self._where
+        )
+
+
+def _says(document: Any, path: list[str], value: str) -> bool:
+    for key in path:
+        if not isinstance(document, dict) or key not in document:
+            return False
+        document = document[key]
+    return (document if isinstance(document, str) else json.dumps(document)) == value
+
+
+class Ranges(NamedTuple):
+    """The stretches of a topic that hold what is selected, and what is kept before them."""
+
+    spans: dict[int, Span]
+    low: dict[int, int]
+
+    def earlier(self, back: int) -> dict[int, Span]:
+        """The same, begun so many offsets before, as far as the log goes."""
+        return {
+            number: Span(max(self.low[number], span.first - back), span.end)
+            if span.first < span.end
+            else span
+            for number, span in self.spans.items()
+        }
+
+
+def find_ranges(connection: Connection, topic: str, settings: SelectionSettings) -> Ranges:
+    """An empty or expired range, or a version that never was, is an error: whoever asks for it has
+    mistaken something."""
+    return asyncio.run(_find_ranges(connection, topic, settings))
+
+
+async def _find_ranges(connection: Connection, topic: str, settings: SelectionSettings) -> Ranges:
+    name = connection.topic_name(topic)
+    async with open_topic(connection, topic) as reader:
+        bounds = await reader.bounds(reader.partitions)
+        if all(bound.low == bound.end for bound in bounds.values()):
+            raise Fatal(f"{name} is empty, so there is nothing to read")
+        first = await _offsets(reader, settings.from_, {n: b.low for n, b in bounds.items()})
+        end = await _offsets(reader, settings.until, {n: b.end for n, b in bounds.items()})
+    _check_kept(name, settings.from_, bounds)
+    marks = await _version_marks(connection, topic, settings)
+    found = {
+        n: Span(max(first[n], marks.get(n, 0), bound.low), min(end[n], bound.end))
+        for n, bound in bounds.items()
+    }
+    if all(span.first >= span.end for span in found.values()):
+        held = ", ".join(f"{n}: {b.low}-{b.end}" for n, b in bounds.items())
+        raise Fatal(f"the range holds nothing of {name}; its partitions hold the offsets {held}")
+    return Ranges(
+        {n: Span(span.first, max(span.first, span.end)) for n, span in found.items()},
+        {n: bound.low for n, bound in bounds.items()},
+    )
+
+
+async def _offsets(reader: Reader, point: Point | None, default: dict[int, int]) -> dict[int, int]:
+    if point is None:
+        return default
+    if isinstance(point, datetime):
+        return await reader.offsets_at(point, reader.partitions)
+    return dict.fromkeys(reader.partitions, point)
+
+
+def _check_kept(name: str, start: Point | None, bounds: Mapping[int, Bounds]) -> None:
+    """An offset that was deleted is missed; a time before the log began just means its beginning."""
+    if not isinstance(start, int):
+        return
+    gone = {n: bound.low for n, bound in bounds.items() if start < bound.low}
+    if start > 0 and gone:
+        number, low = min(gone.items())
+        raise OffsetLost(
+            f"offset {start} of partition {number} of {name} has expired; it begins at {low} now"
+        )
+
+
+async def _version_marks(
+    connection: Connection, topic: str, settings: SelectionSettings
+) -> dict[int, int]:
+    if settings.from_version is None and settings.to_version is None:
+        return {}
+    (run,) = settings.of_run
+    policy = await read_records(connection, POLICY, connection.codec())
+    marks = PolicyMarks(run, [record for record in policy if isinstance(record, PolicyVersion)])
+    for version in (settings.from_version, settings.to_version):
+        if version is not None and not marks.is_opened(version):
+            newest = "none was" if marks.opened is None else f"the newest is {marks.opened}"
+            raise Fatal(f"version {version} of run {run} was never opened; {newest}")
+    if settings.from_version is None:
+        return {}
+    steps, rewarded = marks.opened_at(settings.from_version)
+    return dict(enumerate({STEPS: steps, marks.topic: rewarded}.get(topic, [])))
