@@ -16,7 +16,7 @@ from console.observer import open_observer
 from console.settings import MonitorSettings
 from servicekit.errors import BrokerUnavailable, OffsetLost, TopicMismatch
 from servicekit.process import listen, start_logging
-from servicekit.status import make_status_app
+from servicekit.status import make_status_app, make_status_server
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,7 @@ async def _serve(settings: MonitorSettings) -> None:
     with listen(settings.host, settings.port) as listener:
         start_logging("monitor", settings)
         app = make_app(collector, patience)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
-        server = uvicorn.Server(config)
+        server = make_status_server(app)
         watching = asyncio.create_task(_watch(settings, collector, server), name="watch")
         log.info("listening on http://%s:%d", *listener.getsockname()[:2])
         try:

@@ -13,7 +13,7 @@ from pool.core.trajectories import Trajectory, TrajectoryAssembler
 from reward.worker import Job, Scorer
 from schemas import Step, TrajectoryEnd
 from schemas.packing import pack_ids, pack_logprobs
-from servicekit.status import make_status_app, told_error
+from servicekit.status import error_response, make_status_app
 
 STALLED_AFTER = 60.0
 ANSWER_LIMIT = 110.0
@@ -41,19 +41,19 @@ def make_app(scorer: Scorer, has_functions: bool, progressed: Callable[[], float
     @app.post("/compute_reward")
     async def compute_reward(request: Request) -> Response:
         if not has_functions:
-            return told_error(
+            return error_response(
                 503, "no reward function is configured: start the worker with --function"
             )
         try:
             asked = msgspec.json.decode(await request.body(), type=Asked)
             trajectory = as_trajectory(asked)
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError) as error:
-            return told_error(422, f"the request body cannot be used: {error}")
+            return error_response(422, f"the request body cannot be used: {error}")
         try:
             async with asyncio.timeout(ANSWER_LIMIT):
                 return _answer(await score(scorer, trajectory))
         except TimeoutError:
-            return told_error(503, f"the functions did not come back within {ANSWER_LIMIT:g} s")
+            return error_response(503, f"the functions did not come back within {ANSWER_LIMIT:g} s")
 
     return app
 
@@ -98,7 +98,7 @@ def as_trajectory(asked: Asked) -> Trajectory:
 def _answer(job: Job) -> Response:
     failure = job.failure
     if failure is not None:
-        return told_error(422, f"reward {failure.name}: {failure.failure}")
+        return error_response(422, f"reward {failure.name}: {failure.failure}")
     given = [o.value * o.weight for o in job.opinions if o.value is not None]
     body = {
         "reward_score": sum(given) if given else None,

@@ -2,8 +2,6 @@
 
 import logging
 
-import uvicorn
-
 from pool import topics
 from reward import tags
 from reward.function import load_all
@@ -12,6 +10,7 @@ from reward.settings import RewardSettings
 from reward.texts import check_tokenizer
 from reward.worker import Scorer, Worker
 from servicekit.process import listen, start_logging, stopped_by_signals
+from servicekit.status import make_status_server
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +32,7 @@ def serve(settings: RewardSettings) -> None:
             settings, group, settings.slot, scorer, settings.at_once, into=settings.into
         )
         app = make_app(scorer, bool(functions), lambda: worker.last_progress)
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
-        )
-        scorer.remote.start(server.serve(sockets=[listener]))
+        scorer.remote.start(make_status_server(app).serve(sockets=[listener]))
         named = ", ".join(function.described for function in functions)
         log.info("scoring with %s", named or "what agents say")
         worker.run(stop)

@@ -1,19 +1,23 @@
-"""The routes by which every process of ours tells how it is: /health, /ready and /metrics.
+"""The status pages that every service has: /health, /ready and /metrics.
 
-/health says that the process lives and asks nobody. /ready says whether it gets on with its work.
+/health says that the process is alive and depends on nothing else. /ready says whether the service
+makes progress. A service may add routes of its own to the app.
 """
 
 import json
+import socket
+import threading
 from collections.abc import Callable
 
+import uvicorn
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
 
 def make_status_app(
-    title: str, problem: Callable[[], str | None], registry: CollectorRegistry = REGISTRY
+    title: str, find_problem: Callable[[], str | None], registry: CollectorRegistry = REGISTRY
 ) -> FastAPI:
-    """`problem` says in a sentence why the process is not ready; None: it is."""
+    """`find_problem` returns a sentence that says why the service is not ready, or None if it is."""
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
 
     @app.get("/health")
@@ -22,9 +26,9 @@ def make_status_app(
 
     @app.get("/ready")
     async def ready() -> Response:
-        told = problem()
-        if told is not None:
-            return told_error(503, f"not ready: {told}")
+        problem = find_problem()
+        if problem is not None:
+            return error_response(503, f"not ready: {problem}")
         return Response('{"status":"ready"}', media_type="application/json")
 
     @app.get("/metrics")
@@ -34,8 +38,23 @@ def make_status_app(
     return app
 
 
-def told_error(status: int, message: str) -> Response:
-    """An error in OpenAI's shape."""
+def make_status_server(app: FastAPI) -> uvicorn.Server:
+    """A server for status pages: it writes no log lines of its own."""
+    return uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+
+
+def serve_in_thread(app: FastAPI, listener: socket.socket) -> uvicorn.Server:
+    """Serves the app in a daemon thread, which cannot delay the service or the end of the process.
+    Setting `should_exit` of the returned server stops it."""
+    server = make_status_server(app)
+    threading.Thread(
+        target=server.run, kwargs={"sockets": [listener]}, name="status", daemon=True
+    ).start()
+    return server
+
+
+def error_response(status: int, message: str) -> Response:
+    """An error in the shape of OpenAI's API."""
     kind = "invalid_request_error" if status < 500 else "unavailable"
     body = {"error": {"message": message, "type": kind, "param": None}}
     return Response(json.dumps(body), status, media_type="application/json")

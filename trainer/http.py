@@ -4,13 +4,12 @@ A daemon thread serves it, so that nothing here can hold a training step or the 
 """
 
 import socket
-import threading
 import time
 from collections.abc import Callable
 
 import uvicorn
 
-from servicekit.status import make_status_app
+from servicekit.status import make_status_app, serve_in_thread
 
 STALLED_AFTER = 600.0
 """Seconds. One training step or one checkpoint of a large model may take minutes."""
@@ -31,10 +30,4 @@ def serve(
             return None
         return f"nothing was committed and no phase changed for {silent:.0f} s"
 
-    app = make_status_app("steplog trainer", stalled)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
-    thread = threading.Thread(
-        target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True
-    )
-    thread.start()
-    return server
+    return serve_in_thread(make_status_app("steplog trainer", stalled), listener)
