@@ -8,23 +8,25 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway import metrics, token_level, whitebox
-from gateway.answers import answer as answer_of
-from gateway.bodies import Complete, Init, Rate, Register, decode, finite, metadata_text
-from gateway.call import Call, Recorder
-from gateway.delivery import deliver, deliver_again, send_whole
+from gateway import metrics
+from gateway.calls import submission as whitebox
+from gateway.calls.answers import answer as answer_of
+from gateway.calls.call import Call, Recorder
+from gateway.calls.delivery import deliver, deliver_again, send_whole
+from gateway.calls.generation import Generator
+from gateway.calls.unbound_calls import Unbound
+from gateway.dialects import generate as token_level
+from gateway.dialects.request import Dialect, Request
 from gateway.engines.fleet import Engines
 from gateway.engines.policy import Policy
 from gateway.errors import BadRequest, NotFound
-from gateway.exchange import Exchange
-from gateway.generation import Generator
-from gateway.keys import Keys, api_key
-from gateway.requests import Dialect, Request
+from gateway.http.bodies import Complete, Init, Rate, Register, decode, finite, metadata_text
+from gateway.http.exchange import Exchange
+from gateway.http.keys import Keys, api_key
 from gateway.settings import GatewaySettings
 from gateway.state.log import Log
 from gateway.state.trajectories import Completion, Trajectories
 from gateway.state.trajectory import Trajectory
-from gateway.unbound import Unbound
 from schemas import Feedback
 from servicekit import tracing
 

@@ -9,22 +9,22 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
 import uvloop
 
-from gateway.app import App, State, make_app
 from gateway.atropos.keeper import Life, keep
 from gateway.atropos.mounted import Mounted
 from gateway.atropos.service import BACKLOG, end_with_keeper
+from gateway.calls.generation import Generator
 from gateway.engines.fleet import open_engines
 from gateway.engines.policy import Policy
 from gateway.gateway import Gateway
-from gateway.generation import Generator
+from gateway.http.app import App, State, make_app
+from gateway.http.keys import load_keys
 from gateway.http_server import http_server, serve_beside
-from gateway.keys import load_keys
-from gateway.rendering import Renderer
 from gateway.settings import GatewaySettings
 from gateway.state.admission import Admission
 from gateway.state.log import open_log
 from gateway.state.recovery import Recovery
 from gateway.state.trajectories import Rules, Trajectories
+from gateway.tokens.renderer import Renderer
 from pool import topics
 from pool.readers.follower import Follower
 from pool.topics import LEDGER, POLICY, STEPS, TOPICS, TRAJECTORIES

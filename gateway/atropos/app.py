@@ -33,9 +33,9 @@ from gateway.atropos.wire import (
     encode_batch,
 )
 from gateway.errors import ApiError, NotFound, TooLarge
-from gateway.exchange import AnyExchange, Exchange
+from gateway.http.exchange import AnyExchange, Exchange
+from gateway.http.keys import Keys, api_key
 from gateway.http_protocol import JSON, HeaderList, Headers, Serve
-from gateway.keys import Keys, api_key
 from servicekit.errors import RecordTooLarge
 
 log = logging.getLogger(__name__)

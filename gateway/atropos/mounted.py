@@ -13,7 +13,7 @@ from gateway.atropos.keeper import Life
 from gateway.atropos.routes import Gate
 from gateway.atropos.service import run_parts
 from gateway.atropos.settings import AtroposSettings
-from gateway.keys import Keys
+from gateway.http.keys import Keys
 from servicekit.errors import Fenced
 
 log = logging.getLogger(__name__)

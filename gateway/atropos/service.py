@@ -20,8 +20,8 @@ from gateway.atropos.retries import Retries
 from gateway.atropos.routes import Gate
 from gateway.atropos.server import Server
 from gateway.atropos.settings import AtroposSettings
+from gateway.http.keys import load_keys
 from gateway.http_server import http_server, serve_beside
-from gateway.keys import load_keys
 from pool import topics
 from pool.producers.batch_producer import Convoys
 from pool.readers.reader import Reader, open_topic

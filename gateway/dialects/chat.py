@@ -4,9 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.dialects.sampling import Natural, Positive, SamplingBody, sampling_params
-from gateway.errors import BadRequest, decoded
-from gateway.requests import (
+from gateway.dialects.request import (
     Answer,
     Delta,
     Request,
@@ -17,6 +15,8 @@ from gateway.requests import (
     event,
     template_messages,
 )
+from gateway.dialects.sampling import Natural, Positive, SamplingBody, sampling_params
+from gateway.errors import BadRequest, decoded
 
 DONE = event(b"[DONE]")
 MAX_TOP_LOGPROBS = 20

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.chat import DONE, MAX_TOP_LOGPROBS, StreamOptions, usage
+from gateway.dialects.request import Answer, Delta, Request, TokenLogprob, event
 from gateway.dialects.sampling import Natural, SamplingBody, sampling_params
 from gateway.errors import BadRequest, decoded
-from gateway.requests import Answer, Delta, Request, TokenLogprob, event
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for this route, and vLLM's: clients that leave it out count on a short answer."""

@@ -17,9 +17,7 @@ from gateway.dialects.messages_body import (
     functions,
     openai_choice,
 )
-from gateway.dialects.sampling import sampling_params
-from gateway.errors import ApiError, BadRequest, decoded
-from gateway.requests import (
+from gateway.dialects.request import (
     Answer,
     Delta,
     Request,
@@ -30,6 +28,8 @@ from gateway.requests import (
     parsed,
     template_messages,
 )
+from gateway.dialects.sampling import sampling_params
+from gateway.errors import ApiError, BadRequest, decoded
 
 ERROR_TYPES = {
     401: "authentication_error",

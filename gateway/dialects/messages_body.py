@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.dialects.request import Message, Tool
 from gateway.dialects.sampling import SamplingBody
 from gateway.errors import BadRequest
-from gateway.requests import Message, Tool
 
 INVALID_JSON = "INVALID_JSON"
 """Anthropic's own name for the key under which arguments that are no object travel as one."""

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.chat import chosen_tools
+from gateway.dialects.request import Answer, Request, template_messages
 from gateway.dialects.responses_body import ResponsesBody, Tools, conversation, openai_choice
 from gateway.dialects.responses_stream import Echo, ResponsesWriter, finished, items
 from gateway.dialects.sampling import sampling_params
 from gateway.errors import BadRequest, decoded
-from gateway.requests import Answer, Request, template_messages
 
 ECHOED = ("temperature", "top_p", "max_output_tokens", "metadata")
 LOGPROBS = "message.output_text.logprobs"

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.dialects.request import Message, Tool
 from gateway.dialects.sampling import Positive, SamplingBody
 from gateway.errors import BadRequest, decoded
-from gateway.requests import Message, Tool
 
 SKIPPED_TOOLS = ("web_search", "tool_search", "image_generation")
 """Beginnings of their types: OpenAI dates some of them."""

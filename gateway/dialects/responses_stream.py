@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gateway.dialects.request import Answer, Delta, ToolCallDelta, Usage, event, parsed
 from gateway.dialects.responses_body import ToolName
-from gateway.requests import Answer, Delta, ToolCallDelta, Usage, event, parsed
 
 
 class Echo(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.requests import Message, Request
+from gateway.dialects.request import Message, Request
 from schemas.packing import ID_BYTES, unpack_ids
 
 THREADS = 16

@@ -13,7 +13,7 @@ from schemas import Registration, Step, StepNote, TrajectoryEnd
 from schemas.packing import ID_BYTES
 
 if TYPE_CHECKING:
-    from gateway.call import Call
+    from gateway.calls.call import Call
     from gateway.state.log import StepsRecord
 
 Value = TypeVar("Value")

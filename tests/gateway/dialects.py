@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 from hypothesis import strategies as st
 
-from gateway.requests import (
+from gateway.dialects.request import (
     Answer,
     Delta,
     Dialect,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.app import State, make_app
-from gateway.keys import Keys
+from gateway.http.app import State, make_app
+from gateway.http.keys import Keys
 from gateway.settings import GatewaySettings
 
 NOT_READY = 503

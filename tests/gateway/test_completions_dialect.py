@@ -11,8 +11,8 @@ from openai import APIError, OpenAI
 from openai.types import Completion
 
 from gateway.dialects.completions import Completions, CompletionsBody
+from gateway.dialects.request import Delta, Request, TokenLogprob
 from gateway.errors import ApiError, BadRequest
-from gateway.requests import Delta, Request, TokenLogprob
 from tests.gateway.dialects import ANSWERS, STEP, Served, an_answer, bodies, replying, streamed
 
 VALID: dict[str, Any] = {"prompt": "Once upon"}

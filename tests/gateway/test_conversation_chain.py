@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.requests import Request, ToolCall, template_messages
+from gateway.dialects.request import Request, ToolCall, template_messages
 from gateway.state.conversation import THREADS, Chain, Conversation
 from schemas.packing import pack_ids, unpack_ids
 from tests.gateway.dialects import an_answer

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import encoding
-from gateway.encoding import Encoder
-from gateway.words import _GAPS, _ODD_WORDS
+from gateway.tokens import encoder as encoding
+from gateway.tokens.encoder import Encoder
+from gateway.tokens.word_encoder import _GAPS, _ODD_WORDS
 from tests.gateway.tokenizers import BY_WORDS, MARKERS, OTHERS, STRIPPING, WORD, ids, trained
 
 ADDED = (*MARKERS, STRIPPING, WORD)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.exchange import Exchange
+from gateway.http.exchange import Exchange
 from gateway.http_protocol import PIECE, HeaderList, Serve, Whole
 from gateway.http_server import http_server
 from servicekit.process import listen

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.errors import NotFound, Unauthorized
-from gateway.keys import Keys, UnusableKeys, load_keys
+from gateway.http.keys import Keys, UnusableKeys, load_keys
 
 KEY = "0123456789abcdef"
 LATER = int(time.time()) + 1000

@@ -1,6 +1,6 @@
 """What was computed is remembered, within bounds."""
 
-from gateway.memory import Memory
+from gateway.tokens.cache import Memory
 
 
 def size(key: str, value: list[int]) -> int:

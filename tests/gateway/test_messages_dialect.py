@@ -18,6 +18,7 @@ from gateway.dialects.messages import (
     count_tokens_request,
 )
 from gateway.dialects.messages_body import MessagesBody
+from gateway.dialects.request import Answer, Delta, Request, ToolCall, ToolCallDelta
 from gateway.errors import (
     ApiError,
     BadRequest,
@@ -30,7 +31,6 @@ from gateway.errors import (
     Unavailable,
     Unprocessable,
 )
-from gateway.requests import Answer, Delta, Request, ToolCall, ToolCallDelta
 from tests.gateway.dialects import (
     ANSWERS,
     CALLS,

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
-from gateway.app import State, make_app
-from gateway.keys import Keys
+from gateway.http.app import State, make_app
+from gateway.http.keys import Keys
 from gateway.settings import GatewaySettings
 from pool import topics
 from pool.connection import Connection

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.prompts import Prompt, Prompts
-from gateway.requests import Request
+from gateway.dialects.request import Request
+from gateway.tokens.prompts import Prompt, Prompts
 from schemas.packing import pack_ids
 
 HELLO = {"role": "user", "content": "hello"}

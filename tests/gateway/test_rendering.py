@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from gateway.dialects.request import Request
 from gateway.errors import BadRequest
-from gateway.rendering import Renderer, UnusableTokenizer, cut_at_stop
-from gateway.requests import Request
+from gateway.tokens.renderer import Renderer, UnusableTokenizer, cut_at_stop
 from tests.gateway.asking import ids_of
 from tests.tiny_model import EOS, PLAIN, STRIPPING, build_tokenizer
 

@@ -11,10 +11,10 @@ from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from gateway.dialects.request import Answer, Delta, Request, ToolCall, ToolCallDelta
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_body import ResponsesBody
 from gateway.errors import ApiError, BadRequest
-from gateway.requests import Answer, Delta, Request, ToolCall, ToolCallDelta
 from tests.gateway.dialects import (
     ANSWERS,
     CALLS,

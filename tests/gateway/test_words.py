@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.words import _BEHIND, _GAPS, _ODD_WORDS, LONGEST, Words, fits
+from gateway.tokens.word_encoder import _BEHIND, _GAPS, _ODD_WORDS, LONGEST, Words, fits
 from tests.gateway.tokenizers import BY_WORDS, OTHERS, ids, trained
 
 MORE = (

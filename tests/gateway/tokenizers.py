@@ -8,7 +8,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-from gateway.words import _odd_texts
+from gateway.tokens.word_encoder import _odd_texts
 
 MARKERS = ["<|im_start|>", "<|im_end|>"]
 STRIPPING = "<mask>"

@@ -155,7 +155,7 @@ def test_a_folder_has_files_of_bounded_size(
 
 
 def test_text_needs_the_tokenizer_of_the_steps(connection: Connection, tmp_path: Path) -> None:
-    from gateway.rendering import Renderer
+    from gateway.tokens.renderer import Renderer
 
     build_tokenizer(tmp_path / "tokenizer")
     mark = Renderer.load(str(tmp_path / "tokenizer")).fingerprint

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.rendering import Renderer
+from gateway.tokens.renderer import Renderer
 from servicekit.errors import Fatal
 from servicekit.tokenizer import TokenizerFolder
 from tests.tiny_model import build_tokenizer

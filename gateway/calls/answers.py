@@ -1,11 +1,11 @@
 """Answers: of a call that was just generated, and of a Step that the log has."""
 
+from gateway.calls.generation import Generator
+from gateway.dialects.request import Answer, Delta, Request, ToolCallDelta, Usage
 from gateway.engines.wire import Sample
-from gateway.generation import Generator
-from gateway.reading import Told, token_logprobs
-from gateway.rendering import Renderer
-from gateway.requests import Answer, Delta, Request, ToolCallDelta, Usage
 from gateway.state.trajectory import Written
+from gateway.tokens.parsers import Told, token_logprobs
+from gateway.tokens.renderer import Renderer
 from schemas import Step
 from schemas.packing import unpack_ids, unpack_logprobs
 

@@ -7,11 +7,11 @@ it heard that leaves a note on the Step; a retry that is served later takes it b
 import asyncio
 
 from gateway import metrics
-from gateway.answers import answer_again, as_delta
-from gateway.call import Call, Recorder, note
+from gateway.calls.answers import answer_again, as_delta
+from gateway.calls.call import Call, Recorder, note
+from gateway.dialects.request import Answer, Dialect, Request
 from gateway.errors import ApiError, Unavailable
-from gateway.exchange import Exchange
-from gateway.requests import Answer, Dialect, Request
+from gateway.http.exchange import Exchange
 from gateway.state.trajectory import Written
 
 

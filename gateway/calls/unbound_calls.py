@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.call import Call, Recorder
-from gateway.delivery import deliver
+from gateway.calls.call import Call, Recorder
+from gateway.calls.delivery import deliver
+from gateway.dialects.request import Dialect, Request
 from gateway.errors import BadRequest, Unavailable
-from gateway.exchange import Exchange
-from gateway.requests import Dialect, Request
+from gateway.http.exchange import Exchange
 from gateway.state.trajectories import Completion
 from schemas import Step
 

@@ -9,8 +9,8 @@ whole texts are remembered. A piece that is new is encoded word by word, if the 
 import re
 from typing import Any
 
-from gateway.memory import Memory
-from gateway.words import Words, fits
+from gateway.tokens.cache import Memory
+from gateway.tokens.word_encoder import Words, fits
 
 REMEMBERED_BYTES = 32 * 1024 * 1024
 """About a quarter of it is text, the rest ids."""

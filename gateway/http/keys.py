@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pydantic import SecretStr
 
 from gateway.errors import NotFound, Unauthorized
-from gateway.exchange import AnyExchange
+from gateway.http.exchange import AnyExchange
 from servicekit.errors import Fatal
 
 SEPARATOR = "~"

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gateway.bodies import decode
+from gateway.calls.unbound_calls import samples
+from gateway.dialects.request import Request
 from gateway.dialects.sampling import SamplingBody, sampling_params
 from gateway.errors import BadRequest
-from gateway.rendering import Renderer
-from gateway.requests import Request
-from gateway.unbound import samples
+from gateway.http.bodies import decode
+from gateway.tokens.renderer import Renderer
 from pool.core.submitted import TokenId
 from schemas import Step
 from schemas.packing import unpack_ids, unpack_logprobs

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.memory import Memory
-from gateway.requests import Request
+from gateway.dialects.request import Request
+from gateway.tokens.cache import Memory
 from schemas.packing import ID_BYTES, pack_ids, unpack_ids
 
 REMEMBERED_BYTES = 32 * 1024 * 1024

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import aiohttp
 import msgspec
 
-from gateway.bodies import decode, finite, metadata_text
+from gateway.calls.generation import Generator
+from gateway.dialects.request import Request
 from gateway.dialects.sampling import SamplingBody, stop_strings
 from gateway.engines.engine import TROUBLES
 from gateway.engines.policy import Policy
 from gateway.errors import BadRequest, Conflict, EngineFailed, Unavailable, Unprocessable, decoded
-from gateway.generation import Generator
-from gateway.requests import Request
+from gateway.http.bodies import decode, finite, metadata_text
 from gateway.state.log import Log
 from gateway.state.trajectories import Completion, Trajectories
 from gateway.state.trajectory import Trajectory

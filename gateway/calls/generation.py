@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from gateway import metrics
+from gateway.dialects.request import Delta, Request
 from gateway.engines.engine import TROUBLES, Engine, EngineTrouble
 from gateway.engines.fleet import Engines
 from gateway.engines.wire import Malformed, Sample
 from gateway.errors import EngineFailed
-from gateway.reading import (
+from gateway.tokens.parsers import (
     Emit,
     ParsedReading,
     Reading,
@@ -24,8 +25,7 @@ from gateway.reading import (
     chat_request,
     read,
 )
-from gateway.rendering import Renderer
-from gateway.requests import Delta, Request
+from gateway.tokens.renderer import Renderer
 from servicekit import tracing
 
 ATTEMPTS = 4

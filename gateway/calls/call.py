@@ -14,16 +14,16 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from gateway import metrics
-from gateway.answers import add_details, answer
+from gateway.calls.answers import add_details, answer
+from gateway.calls.generation import Generator, Outcome
+from gateway.dialects.request import Answer, Delta, Request, not_trainable
 from gateway.engines.wire import UNKNOWN_LOGPROB, Sample
 from gateway.errors import ApiError, TooLarge
-from gateway.generation import Generator, Outcome
-from gateway.prompts import Prompt
-from gateway.requests import Answer, Delta, Request, not_trainable
 from gateway.state.conversation import Chain
 from gateway.state.log import Log
 from gateway.state.trajectories import Trajectories
 from gateway.state.trajectory import Trajectory, Written
+from gateway.tokens.prompts import Prompt
 from pool.core.prompts import delta as prompt_delta
 from schemas import Step, StepNote
 from schemas.packing import ID_BYTES, pack_ids, pack_logprobs

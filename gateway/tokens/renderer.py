@@ -18,10 +18,10 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
-from gateway.encoding import Encoder
+from gateway.dialects.request import Message, Request
 from gateway.errors import BadRequest
-from gateway.prompts import Prompt, Prompts
-from gateway.requests import Message, Request
+from gateway.tokens.encoder import Encoder
+from gateway.tokens.prompts import Prompt, Prompts
 from servicekit.errors import Fatal
 from servicekit.tokenizer import fingerprint
 

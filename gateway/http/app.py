@@ -20,16 +20,18 @@ from fastapi.routing import APIRoute
 from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 
-from gateway import bodies, metrics, whitebox
+from gateway import metrics
+from gateway.calls import submission as whitebox
 from gateway.dialects.chat import Chat
 from gateway.dialects.completions import Completions
 from gateway.dialects.messages import Messages, anthropic_error, count_tokens_request
+from gateway.dialects.request import Dialect
 from gateway.dialects.responses import Responses
 from gateway.errors import ApiError, BadRequest, NotFound, TooMany, Unavailable
-from gateway.exchange import Exchange
 from gateway.gateway import Gateway
-from gateway.keys import SEPARATOR, Keys, api_key
-from gateway.requests import Dialect
+from gateway.http import bodies
+from gateway.http.exchange import Exchange
+from gateway.http.keys import SEPARATOR, Keys, api_key
 from gateway.settings import GatewaySettings
 from servicekit import tracing
 from servicekit.errors import BrokerUnavailable

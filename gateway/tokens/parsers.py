@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from gateway.dialects.request import Delta, Request, TokenLogprob, ToolCall, ToolCallDelta
 from gateway.engines.engine import Engine
 from gateway.engines.wire import Parsed, Sample
-from gateway.rendering import Renderer
-from gateway.requests import Delta, Request, TokenLogprob, ToolCall, ToolCallDelta
+from gateway.tokens.renderer import Renderer
 
 Emit = Callable[[Delta], None]
 

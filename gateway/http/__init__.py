@@ -1,0 +1,1 @@
+"""The HTTP edge: routes, requests and responses, API keys, the OpenAPI document."""
