@@ -9,6 +9,7 @@ from pool.readers.selection import SelectionSettings
 from pool.settings import ServiceSettings
 from pool.topics import rewarded_topic
 from servicekit.process import check_address
+from servicekit.trackers import TrackerName
 from trainer.algorithm.alarms import AlarmSettings
 from trainer.algorithm.settings import LossSettings
 from trainer.deciding.settings import DecidingSettings
@@ -16,7 +17,6 @@ from trainer.model.settings import LearnerSettings
 from trainer.weights.settings import WeightsSettings
 
 Positive = Annotated[int, Field(gt=0)]
-Tracker = Literal["wandb", "tensorboard", "trackio"]
 
 
 LIVE_ONLY = {
@@ -75,7 +75,7 @@ class TrainSettings(
     check_engines: bool = Field(
         True, description="compare the log-probs of engines with ours when the trainer starts"
     )
-    trackers: tuple[Tracker, ...] = Field(
+    trackers: tuple[TrackerName, ...] = Field(
         (), description="where to keep metrics besides Prometheus"
     )
     tracker_dir: Path = Field(Path("progress"), description="folder of what trackers write")

@@ -21,11 +21,11 @@ from steplog.environment.evaluation import Evaluated, begin
 from steplog.environment.group import settle
 from steplog.environment.journal import Journal
 from steplog.environment.keeping import fresh
+from steplog.environment.metrics_writer import MetricsWriter
 from steplog.environment.progress import open_view
 from steplog.environment.rollout import Item
 from steplog.environment.session import CHANNEL, Session
 from steplog.environment.settings import EnvironmentSettings
-from steplog.environment.trackers import Run, Trackers
 from steplog.environment.work import end
 
 log = logging.getLogger(__name__)
@@ -90,15 +90,15 @@ async def evaluate(environment: Environment[Item], stop: asyncio.Event | None = 
     async with _running(environment, backend, stop):
         folder = fresh(home(environment) / "evaluate")
         evaluation = await begin(environment, backend, folder)
-        trackers = Trackers(settings.trackers, Run(environment.title(), folder, settings.shown()))
+        metrics = MetricsWriter(settings.trackers, environment.title(), folder, settings.shown())
         view = open_view(evaluation.title, evaluation.statistics, evaluation.now)
         try:
             found = await evaluation.run(stop, view.tick)
         finally:
             view.close()
         if not stop.is_set():
-            trackers.write(0, found.row())
-        await trackers.close()
+            metrics.write(0, found.row())
+        await metrics.close()
         return found
 
 

@@ -14,10 +14,10 @@ from steplog.environment.evaluation import Evaluation, begin
 from steplog.environment.group import Group, Leader
 from steplog.environment.journal import Journal
 from steplog.environment.keeping import Rollouts, fresh
+from steplog.environment.metrics_writer import MetricsWriter
 from steplog.environment.progress import Now, open_view
 from steplog.environment.rollout import Item
 from steplog.environment.statistics import Statistics
-from steplog.environment.trackers import Run, Trackers
 from steplog.environment.work import Work, end
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ class Session(Generic[Item]):
         self._work = Work(
             settings, journal, leader, self._draw, self._ended, target, environment.backlog
         )
-        self._trackers = Trackers(
-            settings.trackers, Run(environment.title(), folder, settings.shown())
+        self._metrics = MetricsWriter(
+            settings.trackers, environment.title(), folder, settings.shown()
         )
         self._newest: Group[Item] | None = None
         self._evaluation: Evaluation[Item] | None = None
@@ -70,7 +70,7 @@ class Session(Generic[Item]):
             self._view.close()
             await end([reporting, *([self._evaluating] if self._evaluating else [])])
             await self._report()
-            await self._trackers.close()
+            await self._metrics.close()
 
     def _check_items(self) -> None:
         if not self._journal.count and not self._stop.is_set():
@@ -112,7 +112,7 @@ class Session(Generic[Item]):
         finally:
             self._evaluation = None
         if not self._stop.is_set():  # else it may have only a part of the items
-            self._trackers.write(after, evaluated.row())
+            self._metrics.write(after, evaluated.row())
 
     async def _report_for_ever(self) -> None:
         while True:
@@ -132,7 +132,7 @@ class Session(Generic[Item]):
             table = self._table()
         except Exception as error:  # the author's code; rollouts go on
             log.warning("metrics() or table_row() failed: %s", told(error))
-        self._trackers.write(self._journal.count, values, table)
+        self._metrics.write(self._journal.count, values, table)
 
     def _table(self) -> list[Mapping[str, Any]]:
         """The newest group, at trackers."""

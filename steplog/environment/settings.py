@@ -2,16 +2,17 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from servicekit.trackers import TrackerName
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 LONGEST = 5 * 24 * 3600
 """Seconds; the gateway takes no later deadline."""
 LOGIN = re.compile(r"(?<=//)[^/@\s]+(?=@)")
-TrackerName = Literal["wandb", "tensorboard", "trackio"]
 
 
 class EnvironmentSettings(BaseModel):

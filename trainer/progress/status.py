@@ -19,9 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from servicekit.trackers import Trackers
 from trainer import metrics
 from trainer.progress.report import Phase, Report, Status, alarm_name
-from trainer.progress.trackers import TrackerThread, open_trackers
+from trainer.progress.trackers import open_trackers
 from trainer.progress.view import LogView, TerminalView, View, is_terminal
 
 log = logging.getLogger(__name__)
@@ -42,10 +43,10 @@ def open_progress(
     """`config` is what trackers keep of the settings. `live` chooses between the view and log
     lines; by default it is the view where stderr is a terminal. Raises Fatal when a tracker's
     package is missing."""
-    threads = open_trackers(trackers, run, folder, config or {})
+    opened = open_trackers(trackers, run, folder, config or {})
     status = Status(run)
     is_live = is_terminal() if live is None else live
-    progress = Progress(status, TerminalView(status) if is_live else LogView(status), threads)
+    progress = Progress(status, TerminalView(status) if is_live else LogView(status), opened)
     try:
         yield progress
     finally:
@@ -55,7 +56,7 @@ def open_progress(
 class Progress:
     """The loop's side. Methods may be called from any thread, phases from one."""
 
-    def __init__(self, status: Status, view: View, trackers: Sequence[TrackerThread] = ()) -> None:
+    def __init__(self, status: Status, view: View, trackers: Trackers) -> None:
         self._status = status
         self._view = view
         self._trackers = trackers
@@ -125,8 +126,7 @@ class Progress:
         self._raise_alarms(report)
         self._view.stepped(report)
         self._measure(report)
-        for tracker in self._trackers:
-            tracker.write(report)
+        self._trackers.write(report.version, report.values())
         self._changed()
 
     def alarm(self, sentence: str) -> None:
@@ -150,8 +150,7 @@ class Progress:
 
     def close(self) -> None:
         self._view.close()
-        for tracker in self._trackers:
-            tracker.close()
+        self._trackers.close()
 
     def _raise_alarms(self, report: Report) -> None:
         """One that goes on from step to step is logged when it begins, and counted at each."""

@@ -1,20 +1,21 @@
 """What is told of a run: rows of metrics, trackers, and the view in a terminal."""
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from servicekit.trackers import KINDS, TrackerKind, TrackerRow
 from steplog.environment import Group, Rollout
 from steplog.environment.client import About, Direct
+from steplog.environment.errors import EnvironmentFailed
+from steplog.environment.metrics_writer import MetricsWriter
 from steplog.environment.progress import Now, Screen
 from steplog.environment.recording import Call
 from steplog.environment.rollout import Agent, Place
 from steplog.environment.statistics import Statistics
-from steplog.environment.trackers import KINDS, Kind, Run, Trackers
 from tests.steplog.environment.arrived import lines
 
 
@@ -58,41 +59,36 @@ def test_advantages_compare_the_usable_members_of_a_group() -> None:
     assert told.advantage(failed) is None
 
 
-class Bad:
-    def __init__(self, *_: Any) -> None:
-        raise OSError("no network")
+def test_rows_of_metrics_go_to_a_file_and_to_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracked: list[TrackerRow] = []
 
-    def write(self, *_: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def test_a_tracker_that_fails_costs_its_own_rows_only(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(KINDS, "wandb", Kind("json", Bad))
-    written: list[Mapping[str, float]] = []
-
-    class Good(Bad):
+    class Memory:
         def __init__(self, *_: Any) -> None: ...
 
-        def write(self, _: int, values: Mapping[str, float], __: Any) -> None:
-            written.append(values)
+        def write(self, row: TrackerRow) -> None:
+            tracked.append(row)
 
-    monkeypatch.setitem(KINDS, "trackio", Kind("json", Good))
+        def close(self) -> None: ...
+
+    monkeypatch.setitem(KINDS, "trackio", TrackerKind("json", Memory))
 
     async def write() -> None:
-        trackers = Trackers(["wandb", "trackio"], Run("mine", Path("kept"), {}))
+        metrics = MetricsWriter(["trackio"], "mine", Path("kept"), {})
         for step in range(2):
-            trackers.write(step, {"reward": 0.5})
-        await trackers.close()
+            metrics.write(step, {"reward": 0.5}, [{"item": "a"}])
+        await metrics.close()
 
     asyncio.run(write())
-    assert written == [{"reward": 0.5}] * 2
+    assert tracked == [(step, {"reward": 0.5}, [{"item": "a"}]) for step in range(2)]
     assert [row["groups_done"] for row in lines(Path("kept/metrics.jsonl"))] == [0, 1]
-    assert [r.message for r in caplog.records] == [
-        "tracker wandb misses rows, rollouts go on: OSError: no network"
-    ]
+
+
+def test_a_tracker_that_is_not_installed_is_an_error_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("servicekit.trackers.find_spec", lambda _: None)
+    with pytest.raises(EnvironmentFailed, match="Tracker wandb needs the package wandb"):
+        MetricsWriter(["wandb"], "mine", Path("kept"), {})
 
 
 def test_the_view_fits_a_small_terminal() -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
@@ -9,6 +10,7 @@ from prometheus_client import REGISTRY
 from tests.trainer.progress.telling import Clock, step
 from trainer.progress.report import Status, alarm_name
 from trainer.progress.status import Progress
+from trainer.progress.trackers import open_trackers
 from trainer.progress.view import LogView
 
 
@@ -24,7 +26,7 @@ def status(clock: Clock) -> Status:
 
 @pytest.fixture
 def progress(status: Status) -> Progress:
-    return Progress(status, LogView(status))
+    return Progress(status, LogView(status), open_trackers((), "math", Path(), {}))
 
 
 def sample(name: str, **labels: str) -> float:

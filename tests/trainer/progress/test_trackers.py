@@ -1,4 +1,4 @@
-"""Trackers: the same names everywhere, a restart goes on, and none of them stops training."""
+"""The trainer's trackers: they show the same names everywhere, and a restart continues the same run."""
 
 import importlib
 import json
@@ -6,19 +6,16 @@ import sqlite3
 import struct
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from servicekit.errors import Fatal
 from tests.trainer.progress.telling import step
-from trainer.progress import trackers
 from trainer.progress.status import open_progress
-from trainer.progress.trackers import KINDS, Kind, Place, TrackerThread, open_trackers
+from trainer.progress.trackers import open_trackers, tracked_id
 
 NAMES = {
     "reward_mean", "loss", "seconds/training", "trajectories/train", "trajectories/stale", "alarms",
@@ -83,7 +80,7 @@ def test_wandb_works_without_a_network_and_both_lives_have_one_id(
     monkeypatch.setenv("WANDB_MODE", "offline")
     told = two_lives("wandb", tmp_path)
     assert told.returncode == 0, told.stderr
-    assert "tracker wandb misses" not in told.stderr and "wandb:" not in told.stderr
+    assert "Tracker wandb" not in told.stderr and "wandb:" not in told.stderr
     files = list(tmp_path.glob("wandb/offline-run-*/run-math.wandb"))
     assert len({file.parent for file in files}) == 2
     written = b"".join(file.read_bytes() for file in files)
@@ -108,75 +105,16 @@ def test_trackio_keeps_both_lives_in_one_run(
 def test_a_missing_package_is_one_sentence_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr("servicekit.trackers.find_spec", lambda name: None)
     for name, package in (("wandb", "wandb"), ("tensorboard", "tensorboardX")):
-        sentence = f"tracker {name} needs the package {package}: pip install {package}"
+        sentence = f"Tracker {name} needs the package {package}: pip install {package}"
         with pytest.raises(Fatal, match=sentence):
             open_trackers([name], "math", tmp_path, {})
-    with pytest.raises(Fatal, match="no tracker mlflow; there are wandb, tensorboard, trackio"):
+    with pytest.raises(Fatal, match="no tracker mlflow; choose from wandb, tensorboard, trackio"):
         open_trackers(["mlflow"], "math", tmp_path, {})
 
 
-class Failing:
-    """Is down at first, then takes steps."""
-
-    def __init__(self, down: int) -> None:
-        self.down = down
-        self.taken: dict[int, Mapping[str, float]] = {}
-
-    def open(self, *_: Any) -> "Failing":
-        self.down -= 1
-        if self.down >= 0:
-            raise ConnectionError("no route to host")
-        return self
-
-    def write(self, version: int, values: Mapping[str, float]) -> None:
-        if version == 5:
-            raise RuntimeError("disk full")
-        self.taken[version] = values
-
-    def close(self) -> None:
-        raise OSError("gone")
-
-
-def test_a_tracker_that_fails_is_warned_of_once_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    failing = Failing(down=2)
-    monkeypatch.setitem(KINDS, "wandb", Kind("json", failing.open))
-    train("wandb", tmp_path, range(1, 8))
-    assert list(failing.taken) == [3, 4, 6, 7]
-    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
-        "tracker wandb misses steps, training goes on: ConnectionError: no route to host"
-    ]
-
-
-def test_a_tracker_that_hangs_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    release = threading.Event()
-
-    def hang(*_: Any) -> Failing:
-        release.wait(60)
-        return Failing(0)
-
-    monkeypatch.setitem(KINDS, "wandb", Kind("json", hang))
-    monkeypatch.setattr(trackers, "WAITING", 3)
-    monkeypatch.setattr(trackers, "LAST_WORDS", 0.05)
-    tracker = TrackerThread("wandb", Place("math", tmp_path, {}))
-    for version in range(20):
-        tracker.write(step(version))
-    tracker.close()
-    release.set()
-    assert [r.message for r in caplog.records] == [
-        "tracker wandb misses steps, training goes on: it is 3 steps behind"
-    ]
-
-
 def test_a_run_has_one_id_for_ever_and_another_run_another() -> None:
-    def id_of(run: str) -> str:
-        return Place(run, Path(), {}).id
-
-    assert id_of("math-7b_v1.2") == "math-7b_v1.2"
-    assert id_of("a/b c") == id_of("a/b c") != id_of("a-b-c")
-    assert len(id_of("x" * 500)) < 64
+    assert tracked_id("math-7b_v1.2") == "math-7b_v1.2"
+    assert tracked_id("a/b c") == tracked_id("a/b c") != tracked_id("a-b-c")
+    assert len(tracked_id("x" * 500)) < 64

@@ -3,6 +3,7 @@
 import io
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,6 +14,7 @@ from trainer.progress.report import Status
 from trainer.progress.screen import Screen
 from trainer.progress.status import Progress
 from trainer.progress.time_split import time_bar, time_split
+from trainer.progress.trackers import open_trackers
 from trainer.progress.view import LogView, TerminalView
 
 
@@ -20,7 +22,9 @@ class Run:
     def __init__(self) -> None:
         self.clock = Clock()
         self.status = Status("math", self.clock)
-        self.progress = Progress(self.status, LogView(self.status))
+        self.progress = Progress(
+            self.status, LogView(self.status), open_trackers((), "math", Path(), {})
+        )
 
     def screen(self, width: int = 80) -> list[str]:
         out = io.StringIO()
