@@ -1,5 +1,6 @@
 """Building blocks of terminal views: sparklines, meters, name-value pairs, durations."""
 
+import math
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -7,33 +8,35 @@ from rich.text import Text
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
-def pairs(*told: tuple[str, float | str | None, str]) -> Text:
-    """`name value` for what is known, apart from each other."""
-    words = Text()
-    for name, value, form in told:
+def format_pairs(*pairs: tuple[str, float | str | None, str]) -> Text:
+    """`name value   name value …`, each value in its format; pairs without a value are left out."""
+    text = Text()
+    for name, value, template in pairs:
         if value is not None:
-            words.append("   " if words else "")
-            words.append(f"{name} " if name else "", "dim")
-            words.append(form.format(value))
-    return words or Text("–", "dim")
+            text.append("   " if text else "")
+            text.append(f"{name} " if name else "", "dim")
+            text.append(template.format(value))
+    return text or Text("–", "dim")
 
 
-def sparkline(values: Sequence[float]) -> str:
-    """A curve of one line; what is not finite is a gap."""
-    finite = [value for value in values if value - value == 0]
+def draw_sparkline(values: Sequence[float]) -> str:
+    """A curve in one line of text; values that are not finite become gaps."""
+    finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(LEVELS) - 1) / (high - low) if high > low else 0.0
     return "".join(
-        LEVELS[round((value - low) * scale)] if value - value == 0 else " " for value in values
+        LEVELS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values
     )
 
 
-def meter(share: float, width: int) -> Text:
-    full = round(min(max(share, 0.0), 1.0) * width)
-    return Text.assemble(("━" * full, "green"), ("─" * (width - full), "dim"))
+def draw_meter(share: float, width: int) -> Text:
+    """A bar that is filled from the left by `share`, between 0 and 1."""
+    filled = round(min(max(share, 0.0), 1.0) * width)
+    return Text.assemble(("━" * filled, "green"), ("─" * (width - filled), "dim"))
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
+    """`42 s`, `1:15 min` or `2:03:04 h`."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from servicekit.drawing import duration, sparkline
+from servicekit.drawing import draw_sparkline, format_duration
 from steplog.demo.settings import DemoSettings
 from steplog.demo.watch import Watch
 
@@ -22,13 +22,15 @@ def show(console: Console, settings: DemoSettings, directory: Path, watch: Watch
     if climb is not None:
         mean = f"{climb.first:.3f} in the first quarter, {climb.last:.3f} in the last"
         rows.add_row("reward", f"{mean} (standard error {climb.error:.3f})")
-        rows.add_row("", f"{watch.curve[0]:.2f} {sparkline(watch.curve)} {watch.curve[-1]:.2f}")
+        rows.add_row(
+            "", f"{watch.curve[0]:.2f} {draw_sparkline(watch.curve)} {watch.curve[-1]:.2f}"
+        )
     conversations = sum(map(len, watch.rewards.values()))
     rate = watch.steps_per_second
     rows.add_row("versions", f"{watch.live or 0}, from {watch.trained_groups:,} trained groups")
     told = f"{watch.steps:,} in {conversations:,} conversations"
     rows.add_row("Steps", told + (f", {rate:.0f} per second" if rate is not None else ""))
-    rows.add_row("time", duration(time.monotonic() - watch.began))
+    rows.add_row("time", format_duration(time.monotonic() - watch.began))
     console.print(rows)
     console.print()
     _where_to_look(console, settings, directory)

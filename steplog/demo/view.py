@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from servicekit.drawing import LEVELS, duration, meter, pairs
+from servicekit.drawing import LEVELS, draw_meter, format_duration, format_pairs
 from steplog.demo.agent import Line
 from steplog.demo.watch import Watch
 from steplog.stack.state import Folder, State
@@ -49,7 +49,7 @@ class View:
             box=box.ROUNDED,
             title=Text.assemble(("steplog demo", "bold"), "  a small model learns to use a tool"),
             title_align="left",
-            subtitle=duration(time.monotonic() - watch.began),
+            subtitle=format_duration(time.monotonic() - watch.began),
             subtitle_align="right",
             border_style="blue",
             width=width,
@@ -60,7 +60,7 @@ class View:
         rows = Table.grid(padding=(0, 2, 0, 0))
         for name, part in state.parts.items() if state is not None else ():
             colour = DOTS.get(part.phase, "dim")
-            since = duration(time.time() - part.since) if part.phase == "starting" else ""
+            since = format_duration(time.time() - part.since) if part.phase == "starting" else ""
             told = Text(WORDS.get(name, ""), "dim")
             rows.add_row(
                 Text("●", colour), name, Text(part.phase, colour), Text(since, "dim"), told
@@ -81,7 +81,7 @@ class View:
         watch, curve = self._watch, self._watch.curve
         version = watch.live or 0
         head = Text.assemble((f"version {version}", "bold"), f" of {self._target}  ")
-        head.append_text(meter(version / self._target, 30))
+        head.append_text(draw_meter(version / self._target, 30))
         return [
             head,
             Text(),
@@ -97,7 +97,7 @@ class View:
     def _numbers(self, curve: Sequence[float]) -> Text:
         watch = self._watch
         newest = watch.outcomes[max(watch.outcomes)].metrics if watch.outcomes else {}
-        return pairs(
+        return format_pairs(
             ("reward", f"{curve[0]:.2f} → {curve[-1]:.2f}" if curve else None, "{}"),
             ("Steps", watch.steps, "{:,}"),
             ("per second", watch.steps_per_second, "{:.0f}"),

@@ -3,16 +3,16 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from servicekit.drawing import draw_meter, draw_sparkline, format_duration
 from steplog.environment.statistics import Statistics
 
-LEVELS = "▁▂▃▄▅▆▇█"
 BAR = 28
 CURVE = 30
 LINE_EVERY_S = 10.0
@@ -58,14 +58,13 @@ class Screen:
         now, told = self._look(), self._statistics
         head = Text.assemble((self._title, "bold"), "  ")
         if now.target is not None:
-            full = round(BAR * min(1.0, now.done / now.target))
-            head.append("━" * full, "green").append("─" * (BAR - full), "dim").append("  ")
+            head.append_text(draw_meter(now.done / now.target, BAR)).append("  ")
         head.append(
-            f"{now.done:,}{_of(now.target)} groups   {_clock(time.monotonic() - told.began)}"
+            f"{now.done:,}{_of(now.target)} groups   {format_duration(time.monotonic() - told.began)}"
         )
         yield head
         if told.rewards:
-            curve = sparkline(told.rewards[-CURVE:])
+            curve = draw_sparkline(told.rewards[-CURVE:])
             yield Text.assemble(("reward ", "dim"), f"{told.rewards[-1]:.3f}  ", (curve, "green"))
         yield Text.assemble(
             ("running ", "dim"), f"{now.running} of at most {now.limit}   ",
@@ -93,17 +92,6 @@ class Screen:
 
 def _of(target: int | None) -> str:
     return f" of {target:,}" if target is not None else ""
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def sparkline(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    scale = (len(LEVELS) - 1) / (high - low) if high > low else 0.0
-    return "".join(LEVELS[round((value - low) * scale)] for value in values)
 
 
 class LiveView:

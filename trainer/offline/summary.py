@@ -10,7 +10,7 @@ from pool.readers.ends import wait_until_readable
 from pool.readers.reader import read_records
 from pool.topics import LEDGER
 from schemas import Decision, Outcome
-from servicekit.drawing import duration
+from servicekit.drawing import format_duration
 
 
 class Summary:
@@ -49,7 +49,7 @@ class Summary:
         else:
             head = f"run {run} has read its range"
         lines = [
-            f"{head} ({duration(seconds)} this time)",
+            f"{head} ({format_duration(seconds)} this time)",
             f"  groups        {_counts(self.groups)}",
             f"  trajectories  {_counts(self.trajectories)}",
             f"  tokens        {self.tokens:,} trained",

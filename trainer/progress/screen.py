@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from servicekit.drawing import duration, meter, pairs, sparkline
+from servicekit.drawing import draw_meter, draw_sparkline, format_duration, format_pairs
 from trainer.progress.report import UNKNOWN, Alarm, Status
 from trainer.progress.time_split import colour, legend, range_words, time_bar, time_split
 
@@ -44,7 +44,7 @@ class Screen:
             box=box.ROUNDED,
             title=title,
             title_align="left",
-            subtitle=duration(status.seconds),
+            subtitle=format_duration(status.seconds),
             subtitle_align="right",
             border_style="blue",
             width=width,
@@ -54,7 +54,7 @@ class Screen:
         status = self._status
         version = "no version yet" if status.version is None else f"version {status.version:,}"
         words = Text.assemble((version, "bold"), "   ", (status.phase, colour(status.phase)))
-        words.append(f" {duration(status.phase_seconds)}", "dim")
+        words.append(f" {format_duration(status.phase_seconds)}", "dim")
         if status.phase == "recovering" and status.to_recover:
             told = f"  {status.recovered} of {status.to_recover} Decisions trained again"
             share = status.recovered / status.to_recover
@@ -63,7 +63,7 @@ class Screen:
         else:
             return words
         room = width - words.cell_len - len(told) - 3
-        return Text.assemble(words, "   ", meter(share, max(5, min(room, 40))), told)
+        return Text.assemble(words, "   ", draw_meter(share, max(5, min(room, 40))), told)
 
     def _rows(self, width: int) -> Iterable[tuple[str, Text]]:
         status = self._status
@@ -72,7 +72,7 @@ class Screen:
         yield "reward", self._reward(width)
         yield (
             "loss",
-            pairs(
+            format_pairs(
                 ("", told.get("loss"), "{:.4g}"),
                 ("grad norm", told.get("grad_norm"), "{:.3g}"),
                 ("entropy", told.get("entropy"), "{:.3g}"),
@@ -80,7 +80,7 @@ class Screen:
         )
         yield (
             "off policy",
-            pairs(
+            format_pairs(
                 ("kl", told.get("mismatch_kl"), "{:.2g}"),
                 ("masked", told.get("masked_fraction"), "{:.1%}"),
                 ("ess", told.get("ess"), "{:.2f}"),
@@ -88,14 +88,14 @@ class Screen:
         )
         yield (
             "age",
-            pairs(
+            format_pairs(
                 ("", age.get("age_mean"), "{:.1f} versions"),
                 ("max", age.get("age_max"), "{:.0f}"),
             ),
         )
         yield (
             "tokens",
-            pairs(
+            format_pairs(
                 ("", told.get("tokens_per_second"), "{:,.0f}/s"),
                 ("last step", told.get("tokens"), "{:,.0f}"),
             ),
@@ -103,7 +103,7 @@ class Screen:
         yield "queue", self._queue()
         if status.range is not None:
             words = range_words(status.range)
-            bar = meter(status.range.share, max(5, min(width - len(words) - 2, 40)))
+            bar = draw_meter(status.range.share, max(5, min(width - len(words) - 2, 40)))
             yield "range", Text.assemble(bar, "  ", words)
         split = time_split(status.split())
         yield "time", time_bar(split, min(width, WIDEST_BAR))
@@ -117,19 +117,19 @@ class Screen:
             return Text("–", "dim")
         every = told.get("reward_mean_all")
         tail = "" if every is None else f"  all groups {every:.3f}"
-        curve = sparkline(list(self._status.rewards)[-max(5, width - len(tail) - 10) :])
+        curve = draw_sparkline(list(self._status.rewards)[-max(5, width - len(tail) - 10) :])
         return Text.assemble((f"{told['reward_mean']:.3f}", "bold"), "  ", (curve, "green"), tail)
 
     def _queue(self) -> Text:
         status = self._status
         is_known = status.phase == "waiting" and status.wanted
         ready = f"{status.ready} of {status.wanted}" if is_known else None
-        return pairs(("groups ready", ready, "{}"), ("lag", status.lag, "{:,} records"))
+        return format_pairs(("groups ready", ready, "{}"), ("lag", status.lag, "{:,} records"))
 
     def _verdicts(self) -> Text:
         verdicts = self._status.last.verdicts if self._status.last else {}
         ordered = sorted(verdicts.items(), key=lambda item: (item[0] != "train", -item[1]))
-        return pairs(*((name, count, "{:,}") for name, count in ordered if count))
+        return format_pairs(*((name, count, "{:,}") for name, count in ordered if count))
 
     def _engines(self) -> Text:
         ok, failed = self._status.engines_ok, self._status.engines_failed

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from servicekit.drawing import duration
+from servicekit.drawing import format_duration
 from trainer.progress.report import Range
 
 
@@ -59,5 +59,5 @@ def legend(split: Mapping[Activity, float]) -> Text:
 
 def range_words(range_: Range) -> str:
     left = range_.seconds_left
-    ending = "" if left is None else f", {duration(left)} left"
+    ending = "" if left is None else f", {format_duration(left)} left"
     return f"{range_.share:.0%} of the range{ending}"

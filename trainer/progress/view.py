@@ -13,7 +13,7 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.live import Live
 
-from servicekit.drawing import duration
+from servicekit.drawing import format_duration
 from trainer.progress.report import UNKNOWN, Report, Status
 from trainer.progress.screen import Screen
 from trainer.progress.time_split import range_words, time_split
@@ -69,7 +69,7 @@ class LogView:
                 lag = f", {range_words(status.range)}"
             log.info(
                 "waiting for %s: %d of %d groups are ready%s",
-                duration(status.phase_seconds), status.ready, status.wanted, lag,
+                format_duration(status.phase_seconds), status.ready, status.wanted, lag,
             )  # fmt: skip
 
     def recovered(self) -> None:

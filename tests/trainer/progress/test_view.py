@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from servicekit.drawing import duration, sparkline
 from tests.trainer.progress.telling import Clock, step
 from trainer.progress.report import Status
 from trainer.progress.screen import Screen
@@ -156,19 +155,9 @@ def test_what_is_logged_appears_above_the_live_view(monkeypatch: pytest.MonkeyPa
     assert sys.stderr is terminal and handler.stream is terminal
 
 
-def test_curves() -> None:
-    assert sparkline([0, 1, float("nan"), 7]) == "▁▂ █"
-    assert sparkline([3.0, 3.0]) == "▁▁"
-    assert sparkline([]) == ""
-
-
 def test_the_time_bar_is_as_wide_as_it_should_be() -> None:
     split = time_split({"training": 1 / 3, "waiting": 1 / 3, "opening": 1 / 6, "other": 1 / 6})
     assert time_bar(split, 10).plain == "███░░░░▓▒▒"
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (3.4, 75, 7384)] == ["3 s", "1:15 min", "2:03:04 h"]
 
 
 def test_a_range_has_a_bar_and_an_end(run: Run, lines: pytest.LogCaptureFixture) -> None:
