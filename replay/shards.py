@@ -10,6 +10,7 @@ from replay import jsonl
 from replay.late import LateFeedback
 from replay.rows import Exported, StepRow, StepTextRow
 from replay.settings import ExportSettings
+from servicekit.distribution import install_command
 from servicekit.errors import Fatal
 
 MIB = 1024 * 1024
@@ -93,7 +94,9 @@ def check_parquet() -> None:
     try:
         import pyarrow  # noqa: F401
     except ModuleNotFoundError as error:
-        raise Fatal("Parquet needs pyarrow: install steplog[parquet], or use JSON lines") from error
+        raise Fatal(
+            f"Parquet needs pyarrow: {install_command('parquet')}, or use JSON lines"
+        ) from error
 
 
 @contextmanager

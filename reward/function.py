@@ -18,13 +18,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version as version_of
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 from urllib.parse import parse_qsl
 
 from reward import functions
+from servicekit import distribution
 from servicekit.errors import Fatal
 from servicekit.masking import LOGIN
 
@@ -111,7 +111,7 @@ def _builtin(name: str, parameters: Mapping[str, str]) -> Function:
         made = factory(**typed)
     except Exception as error:  # a parameter is missing, or its value is of no use
         raise UnusableFunction(f"{name} cannot be made: {error}") from error
-    version = version_of("steplog")
+    version = distribution.version()
     if parameters:  # with others it is another reward
         given = "&".join(f"{key}={value}" for key, value in sorted(parameters.items()))
         version += "?" + LOGIN.sub("***", given)

@@ -98,7 +98,7 @@ def _client(url: str) -> Any:
         from confluent_kafka.schema_registry import SchemaRegistryClient
     except ImportError as error:
         raise RegistryUnavailable(
-            "a registry needs its client: install it with pip install 'steplog[registry]'"
+            "A schema registry needs its client: pip install 'steplog-rl[registry]'"
         ) from error
     try:
         return SchemaRegistryClient({"url": url, "timeout": TIMEOUT})

@@ -8,7 +8,6 @@ killed loses the spans of its last seconds; what they told of is in the log.
 import atexit
 import logging
 from collections.abc import Sequence
-from importlib.metadata import version
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from servicekit import distribution
 from servicekit.masking import LOGIN
 from servicekit.spans import TRACEPARENT, Kind, Span, Tracer
 
@@ -100,7 +100,7 @@ class RecordedSpan(Span):
 class RecordingTracer(Tracer):
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
-        self._tracer = provider.get_tracer("steplog", version("steplog"))
+        self._tracer = provider.get_tracer("steplog", distribution.version())
 
     def span(
         self,
@@ -131,7 +131,7 @@ class RecordingTracer(Tracer):
 
 
 def open_tracer(service: str) -> Tracer:
-    own = {"service.name": f"steplog-{service}", "service.version": version("steplog")}
+    own = {"service.name": f"steplog-{service}", "service.version": distribution.version()}
     # What the OTEL_… variables say of the resource goes over what we say.
     resource = Resource.create(own).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)

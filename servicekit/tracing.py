@@ -11,6 +11,7 @@ since it says nothing about what was generated: a record is the same with traces
 from collections.abc import Sequence
 from typing import Any
 
+from servicekit.distribution import install_command
 from servicekit.errors import Fatal
 from servicekit.spans import TRACEPARENT, Kind, Span, Tracer
 
@@ -26,7 +27,7 @@ def start(service: str, is_wanted: bool) -> None:
     try:
         from servicekit import otel
     except ModuleNotFoundError as error:
-        raise Fatal(f"traces need the package {error.name}: install steplog[otel]") from error
+        raise Fatal(f"Traces need the package {error.name}: {install_command('otel')}") from error
     _tracer = otel.open_tracer(service)
 
 

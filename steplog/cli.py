@@ -13,9 +13,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from servicekit import distribution
 
 if TYPE_CHECKING:
     from console.settings import LagSettings, MonitorSettings
@@ -171,7 +172,8 @@ def _torch_is_needed() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise Fatal(
-            f"this needs the package {error.name}: install steplog[gpu], or steplog[cpu]"
+            f"This needs the package {error.name}: {distribution.install_command('gpu')}; "
+            f"without a GPU, {distribution.install_command('cpu')}"
         ) from error
 
 
@@ -378,7 +380,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         description="A Kafka log between LLM agents and the trainer that learns from them.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"steplog {version('steplog')}")
+    parser.add_argument("--version", action="version", version=f"steplog {distribution.version()}")
     top = parser.add_subparsers(metavar="COMMAND", required=True)
     groups = {}
     for name, help_ in GROUPS.items():

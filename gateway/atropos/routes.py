@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from gateway.atropos.compression import COMPRESS_FROM, LEVEL
 from gateway.atropos.server import Server
 from gateway.atropos.wire import encode_group
 from gateway.errors import Unavailable
+from servicekit import distribution
 from servicekit.status import make_status_app
 
 STATUS_ROUTES = ("/health", "/ready", "/metrics", "/docs", "/openapi.json")
@@ -66,7 +66,7 @@ class Gate:
 def make_routes(gate: Gate) -> FastAPI:
     app = FastAPI(
         title="steplog atropos",
-        version=version("steplog"),
+        version=distribution.version(),
         description="The Atropos rollout API on the log.",
         redoc_url=None,
     )

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from importlib.metadata import version
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -33,7 +32,7 @@ from gateway.http import bodies
 from gateway.http.exchange import Exchange
 from gateway.http.keys import SEPARATOR, Keys, api_key
 from gateway.settings import GatewaySettings
-from servicekit import tracing
+from servicekit import distribution, tracing
 from servicekit.errors import BrokerUnavailable
 
 log = logging.getLogger(__name__)
@@ -185,7 +184,7 @@ class App(FastAPI):
 def make_app(state: State) -> App:
     app = App(
         title="steplog gateway",
-        version=version("steplog"),
+        version=distribution.version(),
         description="LLM calls of agents, each recorded as a Step.",
         docs_url=None,
         redoc_url=None,

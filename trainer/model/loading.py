@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging as transformers_logging
 
+from servicekit.distribution import install_command
 from servicekit.errors import Fatal
 from trainer.model.sharding import Held, whole
 from trainer.weights.source import Parameter
@@ -53,7 +54,7 @@ def add_lora(model: Any, rank: int, alpha: float, targets: Sequence[str] | str) 
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise MissingPackage(
-            "LoRA needs peft: install steplog[lora], or set lora_rank to 0"
+            f"LoRA needs peft: {install_command('lora')}, or set lora_rank to 0"
         ) from error
     model.requires_grad_(False)
     chosen = targets if isinstance(targets, str) else list(targets)
