@@ -10,7 +10,7 @@ import time
 from confluent_kafka import KafkaError
 
 from pool.connection import Connection
-from servicekit.errors import AccessRefused, BrokerUnavailable, PoolError
+from servicekit.errors import AccessRefused, BrokerUnavailable, SteplogError
 
 RECENT = 60.0
 """Seconds after which a reason explains nothing any more: a client tries again every second."""
@@ -54,7 +54,7 @@ class Troubles:
             )
         return None
 
-    def failure(self, what: str, error: KafkaError, advice: str = "") -> PoolError:
+    def failure(self, what: str, error: KafkaError, advice: str = "") -> SteplogError:
         """The error to raise when time is up: what did not happen, why, and what to do."""
         told = self._recently_told()
         # A broker that expects TLS, or a login, hangs up without a word.

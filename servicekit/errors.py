@@ -1,27 +1,27 @@
-"""Everything that can go wrong with the log, as one tree.
+"""Every error that a service raises on purpose, as one tree.
 
-    PoolError
+    SteplogError
     ├── Retryable             the same call may succeed later; nothing was lost or half-written
-    │   └── BrokerUnavailable the broker did not acknowledge in the configured time
+    │   └── BrokerUnavailable the broker did not acknowledge within the configured time
     ├── Poison                this one record can never be used; it goes to dead-letters
     │   └── RecordTooLarge    refused before it was sent
-    └── Fatal                 the process must stop and say why
-        ├── AccessRefused     the login or a certificate is refused, by the broker or by us
+    └── Fatal                 the process must stop; the message says why
+        ├── AccessRefused     a login or certificate was refused, by the broker or by us
         ├── Fenced            another process took over this transactional id or membership
         ├── OffsetLost        retention deleted records that open state still needs
         ├── TooManyPoison     the dead-letter limiter stopped a broken deployment
         └── TopicMismatch     topics are missing or do not fit each other
 
-Third-party exceptions are turned into these at the edge, where a Kafka client is called. Bytes that
-cannot be decoded raise `schemas.SchemaError`, which readers treat as poison.
+Exceptions of other libraries are turned into these where the library is called. Bytes that cannot be
+decoded raise `schemas.SchemaError`, which readers treat as poison.
 """
 
 
-class PoolError(Exception):
-    """Something of the log went wrong; the message is one sentence for a person."""
+class SteplogError(Exception):
+    """The root. The message is one sentence for a person, without a traceback."""
 
 
-class Retryable(PoolError):
+class Retryable(SteplogError):
     pass
 
 
@@ -29,7 +29,7 @@ class BrokerUnavailable(Retryable):
     pass
 
 
-class Poison(PoolError):
+class Poison(SteplogError):
     pass
 
 
@@ -37,7 +37,7 @@ class RecordTooLarge(Poison):
     pass
 
 
-class Fatal(PoolError):
+class Fatal(SteplogError):
     pass
 
 

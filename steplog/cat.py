@@ -24,7 +24,7 @@ from pool.topics import TOPICS, kind
 from schemas import Codec, Record, SchemaError, Step
 from schemas.packing import unpack_ids
 from schemas.plain import plain
-from servicekit.errors import PoolError
+from servicekit.errors import SteplogError
 from steplog.settings import POSITIONAL
 
 
@@ -146,7 +146,7 @@ def _decoded(tokenizer: Tokenizer, ids: list[int] | None) -> Any:
     return None if ids is None else tokenizer.decode([number for number in ids if number >= 0])
 
 
-class TokenizerError(PoolError):
+class TokenizerError(SteplogError):
     """The folder holds no tokenizer that transformers can load."""
 
 

@@ -349,7 +349,7 @@ def _run(words: list[str]) -> int:
     command: Command = namespace.command_
     from schemas import SchemaError
     from schemas.registry import RegistryUnavailable
-    from servicekit.errors import PoolError
+    from servicekit.errors import SteplogError
     from steplog.kafka_jars import LocalKafkaError
     from steplog.settings import SettingsError, load, settings_class
 
@@ -358,7 +358,7 @@ def _run(words: list[str]) -> int:
         return command.run(load(cls, command.service, namespace, os.environ))
     except SettingsError as error:
         return _fail(2, *error.problems)
-    except (PoolError, LocalKafkaError, RegistryUnavailable, SchemaError) as error:
+    except (SteplogError, LocalKafkaError, RegistryUnavailable, SchemaError) as error:
         return _fail(1, str(error))
 
 

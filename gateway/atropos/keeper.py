@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
-from servicekit.errors import PoolError
+from servicekit.errors import SteplogError
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def _be_child(serve: Callable[[Life], None], life: Life) -> None:
         code = 0
     except KeyboardInterrupt:
         code = 0
-    except PoolError as error:
+    except SteplogError as error:
         sys.stderr.write(f"steplog: {error}\n")
         code = REFUSED
     except BaseException:

@@ -17,7 +17,7 @@ from confluent_kafka import Producer as ConfluentProducer
 from pool.connection import MAX_RECORD_BYTES, SILENCE_MS, Connection
 from pool.troubles import Troubles
 from schemas import Codec, Position, Record
-from servicekit.errors import Fatal, PoolError, RecordTooLarge, TopicMismatch
+from servicekit.errors import Fatal, RecordTooLarge, SteplogError, TopicMismatch
 
 Headers = Sequence[tuple[str, bytes]]
 Acknowledged = asyncio.Future[Position]
@@ -124,7 +124,7 @@ class Sender(ABC):
         place = Position(partition=message.partition() or 0, offset=message.offset() or 0)
         acknowledged.set_result(place)
 
-    def _refusal(self, error: KafkaError) -> PoolError:
+    def _refusal(self, error: KafkaError) -> SteplogError:
         if error.fatal() or error.code() == KafkaError._FATAL:
             return Fatal(f"the producer cannot go on: {error.str()}")
         if error.code() in (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART):

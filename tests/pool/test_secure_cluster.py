@@ -21,7 +21,7 @@ from pool.producers.producer import Producer
 from pool.producers.sender import Output
 from pool.readers.reader import open_topic
 from pool.topics import REWARDED, STEPS, TOPICS
-from servicekit.errors import AccessRefused, BrokerUnavailable, Fatal, PoolError
+from servicekit.errors import AccessRefused, BrokerUnavailable, Fatal, SteplogError
 from tests.pool.certificates import Authority
 from tests.pool.log import identity, records, until, write
 from tests.pool.records import end, step
@@ -270,7 +270,7 @@ def test_every_client_tells_the_same_within_its_time(
     monkeypatch.setattr(topics, "TIMEOUT", WHILE)
     caplog.set_level(logging.DEBUG)
     connection = Connection(**wrong(broker, what, tmp_path))
-    kind: type[PoolError] = AccessRefused if what in REFUSED else BrokerUnavailable
+    kind: type[SteplogError] = AccessRefused if what in REFUSED else BrokerUnavailable
     sentence = REFUSED.get(what, "check security_protocol, which is PLAINTEXT")
     for client, limit in (
         (partial(send, timeout=WHILE), WHILE),

@@ -61,7 +61,7 @@ def settings_of(connection: Connection, model: Path, folder: Path, **fields: Any
 
 
 def _live(settings: dict[str, Any], die: tuple[str, int] | None) -> None:
-    from servicekit.errors import PoolError
+    from servicekit.errors import SteplogError
     from trainer.model.loading import TrainedWeights
     from trainer.service import serve
     from trainer.settings import TrainSettings
@@ -82,5 +82,5 @@ def _live(settings: dict[str, Any], die: tuple[str, int] | None) -> None:
     setattr(TrainedWeights, "__iter__", probed)  # noqa: B010
     try:
         serve(TrainSettings.model_validate(settings), probe)
-    except PoolError as error:
+    except SteplogError as error:
         raise SystemExit(str(error)) from error

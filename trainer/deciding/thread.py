@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from schemas import DecidedGroup, Decision
-from servicekit.errors import Fatal, PoolError
+from servicekit.errors import Fatal, SteplogError
 from servicekit.metrics import last_progress
 from trainer.deciding.decisions import Decisions
 from trainer.deciding.tally import Tally
@@ -121,7 +121,7 @@ class DecidingThread(ABC):
         except BaseException as error:
             self._failure = error
             self._give_up(error)
-            if not isinstance(error, PoolError):
+            if not isinstance(error, SteplogError):
                 raise
 
     def _give_up(self, error: BaseException) -> None:
