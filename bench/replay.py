@@ -22,11 +22,11 @@ from pool.core.groups import Group, GroupAssembler
 from pool.producers.producer import Producer
 from pool.readers.scan import Scan, received
 from pool.topics import STEPS, find
-from replay import parquet as _  # noqa: F401  loading pyarrow is not exporting
-from replay.export import export
-from replay.importing import import_files
+from replay.export import parquet as _  # noqa: F401  loading pyarrow is not exporting
+from replay.export.command import export
+from replay.importer.command import import_files
+from replay.offset_ranges import spans_of
 from replay.settings import ExportSettings, ImportSettings
-from replay.spans import spans_of
 
 GROUPS = 600
 MANY_STEPS = 200_000

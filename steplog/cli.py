@@ -128,9 +128,9 @@ def replay_rescore(settings: "RescoreSettings") -> int:
 
 
 def replay_diff(settings: "DiffSettings") -> int:
-    from replay import diff
+    from replay.diff import command
 
-    diff.diff(settings, say)
+    command.diff(settings, say)
     return 0
 
 
@@ -158,9 +158,9 @@ def replay_step(settings: "ReplayStepSettings") -> int:
 
 
 def replay_lineage(settings: "LineageSettings") -> int:
-    from replay import lineage as lineage_
+    from replay.lineage import command
 
-    lineage_.lineage(settings, say)
+    command.lineage(settings, say)
     return 0
 
 
@@ -192,23 +192,23 @@ def monitor(settings: "MonitorSettings") -> int:
 
 
 def replay_export(settings: "ReplayExportSettings") -> int:
-    from replay import export as export_
+    from replay.export import command
 
-    say(export_.export(settings))
+    say(command.export(settings))
     return 0
 
 
 def replay_import(settings: "ImportSettings") -> int:
-    from replay import importing
+    from replay.importer import command
 
-    say(importing.import_files(settings))
+    say(command.import_files(settings))
     return 0
 
 
 def replay_delete(settings: "DeleteSettings") -> int:
-    from replay import deletion
+    from replay.deletion import command
 
-    deletion.delete(settings, say_now)
+    command.delete(settings, say_now)
     return 0
 
 

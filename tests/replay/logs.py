@@ -9,7 +9,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.core.trajectories import annotated
 from pool.topics import REWARDED, STEPS
-from replay.export import export
+from replay.export.command import export
 from replay.settings import ExportSettings
 from schemas import Position, Record, Reward, ScoredGroup
 from schemas.packing import pack_doubles, pack_ids

@@ -24,7 +24,7 @@ from pool.readers.dataset import Dataset
 from pool.readers.ends import wait_until_readable
 from pool.readers.selection import SelectionSettings
 from pool.topics import DEAD_LETTERS, LEDGER, REWARDED, STEPS, TRAJECTORIES
-from replay.deletion import delete
+from replay.deletion.command import delete
 from replay.settings import DeleteSettings
 from schemas import (
     Codec,
@@ -225,9 +225,10 @@ def test_a_run_goes_with_its_ledger(log: Log) -> None:
 
 KILLED = """
 import os, signal, sys
-from replay import copying, deletion
+from replay.deletion import topic_copy
+from replay.deletion.command import delete
 from replay.settings import DeleteSettings
-put, left = copying.Copy._put, int(sys.argv[4])
+put, left = topic_copy.Copy._put, int(sys.argv[4])
 def killing(self, *given):
     global left
     put(self, *given)
@@ -235,9 +236,9 @@ def killing(self, *given):
     if not left:
         self._producer.flush(30)
         os.kill(os.getpid(), signal.SIGKILL)
-copying.Copy._put = killing
+topic_copy.Copy._put = killing
 prefix = sys.argv[2]
-deletion.delete(DeleteSettings(bootstrap=sys.argv[1], topic_prefix=prefix,
+delete(DeleteSettings(bootstrap=sys.argv[1], topic_prefix=prefix,
     into_prefix=f"copy-{prefix}", trajectory=(sys.argv[3],)), print)
 """
 

@@ -14,11 +14,11 @@ from pool.connection import Connection
 from pool.core.groups import GroupRules
 from pool.core.trajectories import annotated
 from pool.topics import REWARDED, STEPS
-from replay import diff
-from replay.comparison import ChangedGroup, Comparer, Comparison, fill, signs
-from replay.diff_table import DiffTable
+from replay.diff.command import compare, diff
+from replay.diff.comparison import ChangedGroup, Comparer, Comparison, fill, signs
+from replay.diff.paired_rewards import Pair, Scored
+from replay.diff.table import DiffTable
 from replay.settings import DiffSettings
-from replay.side_by_side import Pair, Scored
 from schemas import Record, Reward, TrajectoryEnd
 from servicekit.errors import Fatal
 from tests.pool.log import write
@@ -100,7 +100,7 @@ def log(connection: Connection) -> Connection:
 def test_the_numbers_of_a_log_made_by_hand(
     log: Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = diff.compare(DiffSettings(**log.model_dump(), with_="other"))
+    found = compare(DiffSettings(**log.model_dump(), with_="other"))
     assert (found.in_both, found.only_old, found.only_new) == (8, 1, 1)
     counted = (OLD | {"d1": 0.25}, NEW | {"d1": 0.25})
     old, new = ([float(side[uid]) for uid in OLD if uid in NEW] for side in counted)
@@ -122,7 +122,7 @@ def test_the_numbers_of_a_log_made_by_hand(
         ("old", "f", "1", 9),
         ("new", "f", "1", 9),
     ]
-    diff.diff(DiffSettings(**log.model_dump(), with_="other"), lambda line: None)
+    diff(DiffSettings(**log.model_dump(), with_="other"), lambda line: None)
     told = capsys.readouterr().out
     assert "8 trajectories in both, 1 only in old, 1 only in new" in told
     assert "1 become trainable, 1 are no longer, 1 change sign (2 trajectories)" in told
@@ -143,4 +143,4 @@ def test_a_range_is_one_of_steps_and_the_command_gives_json(log: Connection) -> 
 @pytest.mark.broker
 def test_rewards_that_are_not_there_are_one_sentence(log: Connection) -> None:
     with pytest.raises(Fatal, match=r"rewarded\.missing not found"):
-        diff.compare(DiffSettings(**log.model_dump(), with_="missing"))
+        compare(DiffSettings(**log.model_dump(), with_="missing"))

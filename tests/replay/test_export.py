@@ -14,7 +14,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.producers.sender import producer_options
 from pool.topics import REWARDED, STEPS
-from replay.export import export
+from replay.export.command import export
 from replay.settings import ExportSettings
 from schemas import Codec, Step
 from schemas.codec import single_object_header
@@ -89,8 +89,8 @@ def test_formats_and_shapes_say_the_same(log: Connection, tmp_path: Path) -> Non
 def test_feedback_finds_a_row_that_was_written_before_it_came(
     connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.parquet.ROW_GROUP", 1)
-    monkeypatch.setattr("replay.shards.MIB", 1)
+    monkeypatch.setattr("replay.export.parquet.ROW_GROUP", 1)
+    monkeypatch.setattr("replay.export.shards.MIB", 1)
     topics.create(connection, partitions=1)
     within = feedback(2.0, "t", id="within")
     talk = [feedback(1.0, "t", id="before"), step("t-0"), within, step("t-1", index=1)]
@@ -146,8 +146,8 @@ def test_datasets_loads_it(
 def test_a_folder_has_files_of_bounded_size(
     log: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.parquet.ROW_GROUP", 1)
-    monkeypatch.setattr("replay.shards.MIB", 1)
+    monkeypatch.setattr("replay.export.parquet.ROW_GROUP", 1)
+    monkeypatch.setattr("replay.export.shards.MIB", 1)
     rows = exported(log, tmp_path / "out", shard_mib=1)
     assert len(list((tmp_path / "out").glob("data-*.parquet"))) > 1
     assert without_positions(rows) == without_positions(exported(log, tmp_path / "whole"))
@@ -217,14 +217,15 @@ def test_a_place_that_has_something_is_left_alone(log: Connection, tmp_path: Pat
 
 KILLED = """
 import os, signal, sys
-from replay import export, parquet
+from replay.export import parquet
+from replay.export.command import export
 from replay.settings import ExportSettings
 write = parquet.ParquetWriter._write
 def kill(*given):
     write(*given)
     os.kill(os.getpid(), signal.SIGKILL)
 parquet.ParquetWriter._write = kill
-export.export(ExportSettings(bootstrap=sys.argv[1], topic_prefix=sys.argv[2], into=sys.argv[3]))
+export(ExportSettings(bootstrap=sys.argv[1], topic_prefix=sys.argv[2], into=sys.argv[3]))
 """
 
 

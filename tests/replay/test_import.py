@@ -9,7 +9,7 @@ import pytest
 from pool import topics
 from pool.connection import Connection
 from pool.topics import POLICY, REWARDED, STEPS
-from replay.importing import HEADER, import_files
+from replay.importer.command import HEADER, import_files
 from replay.settings import ImportSettings
 from schemas import PolicyVersion, Step, TrajectoryEnd
 from schemas.packing import unpack_ids

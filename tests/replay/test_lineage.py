@@ -15,7 +15,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.producers.producer import Producer
 from pool.topics import REWARDED, STEPS, TRAJECTORIES
-from replay.lineage import lineage
+from replay.lineage.command import lineage
 from replay.settings import LineageSettings
 from schemas import Position, Record, Registration, Reward, ScoredGroup, TrajectoryEnd
 from schemas.packing import pack_ids

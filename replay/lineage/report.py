@@ -11,8 +11,8 @@ from pool.core.scored import UNKNOWN
 from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
 from pool.core.versions import Version
 from pool.topics import STEPS
-from replay.fates import Fate
-from replay.finding import Traces
+from replay.lineage.outcomes import Fate
+from replay.lineage.search import Traces
 from schemas import Feedback, Segment, Step
 from schemas.packing import ID_BYTES
 from schemas.plain import plain

@@ -8,9 +8,10 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from replay.late import LateFeedback
-from replay.place import durable
-from replay.rows import Amendable, Exported, amended, unpacked
+from replay.dataset.rows import Amendable, Exported, unpacked
+from replay.export.atomic_path import durable
+from replay.export.late_feedback import LateFeedback
+from replay.export.trajectory_rows import amended
 
 Per = Literal["trajectory", "step"]
 SUFFIX = ".jsonl"

@@ -12,12 +12,12 @@ from pool import topics
 from pool.connection import Connection
 from pool.readers.scan import Scan
 from pool.topics import DEAD_LETTERS, LEDGER, POLICY
-from replay.copying import Copied, Copy
-from replay.forbidden import Forbidden, decoded
-from replay.groups import copy_offsets
-from replay.proof import prove
+from replay.deletion.criteria import Forbidden, decoded
+from replay.deletion.group_offsets import copy_offsets
+from replay.deletion.topic_copy import Copied, Copy
+from replay.deletion.verification import prove
+from replay.offset_ranges import Spans, spans_of
 from replay.settings import DeleteSettings
-from replay.spans import Spans, spans_of
 from schemas import Record
 from servicekit.errors import Fatal
 from servicekit.progress_bar import bar

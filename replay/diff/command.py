@@ -12,10 +12,10 @@ from pool.readers.dataset import Dataset
 from pool.readers.scan import Span
 from pool.readers.selection import SelectionSettings, find_ranges
 from pool.topics import STEPS, rewarded_topic
-from replay.comparison import Comparer, Comparison, Distribution, FunctionRewards, Moments
-from replay.diff_table import DiffTable
+from replay.diff.comparison import Comparer, Comparison, Distribution, FunctionRewards, Moments
+from replay.diff.paired_rewards import Side, SideBySide
+from replay.diff.table import DiffTable
 from replay.settings import DiffSettings
-from replay.side_by_side import Side, SideBySide
 
 
 def diff(settings: DiffSettings, say: Callable[[str], None]) -> None:

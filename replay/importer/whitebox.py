@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from pool.core.submitted import WITHOUT_LOGPROBS, SubmittedStep, end_id, step_id
-from replay.records import BadRow
-from replay.rows import FORMAT, Exported, StepRow, TrajectoryRow
+from replay.dataset.rows import FORMAT, Exported, StepRow, TrajectoryRow
+from replay.importer.records import BadRow
 from schemas import Segment
 from schemas.packing import pack_ids, pack_logprobs
 from schemas.records import Status

@@ -2,8 +2,8 @@
 
 from pool.connection import Connection
 from pool.readers.scan import Scan, Span
-from replay.copying import holds
-from replay.forbidden import Forbidden, decoded
+from replay.deletion.criteria import Forbidden, decoded
+from replay.deletion.topic_copy import holds
 from servicekit.errors import Fatal
 from servicekit.progress_bar import bar
 

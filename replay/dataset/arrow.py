@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from replay.rows import Ids, Logprobs
+from replay.dataset.rows import Ids, Logprobs
 
 PLAIN = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 PACKED = {Ids: pa.int32(), Logprobs: pa.float32()}

@@ -20,7 +20,7 @@ from pool.core.scored import group_of, members
 from pool.readers.reader import open_topic
 from pool.readers.scan import Scan, Span, received
 from pool.topics import REWARDED, STEPS, TOPICS, TRAJECTORIES, find, kind
-from replay.fates import Naming
+from replay.lineage.outcomes import Naming
 from schemas import Codec, Registration, ScoredGroup
 
 

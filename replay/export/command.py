@@ -9,13 +9,14 @@ from pathlib import Path
 
 from pool.core.trajectories import Trajectory
 from pool.readers.dataset import Dataset
-from replay import card
-from replay.late import LateFeedback
-from replay.place import new_place
-from replay.rows import Exported, exported
+from replay.dataset.rows import Exported
+from replay.export import dataset_card
+from replay.export.atomic_path import new_place
+from replay.export.late_feedback import LateFeedback
+from replay.export.shards import Shards, check_parquet, open_shards
+from replay.export.text import Texts
+from replay.export.trajectory_rows import exported
 from replay.settings import ExportSettings
-from replay.shards import Shards, check_parquet, open_shards
-from replay.texts import Texts
 from schemas import Feedback
 from servicekit.errors import Fatal
 from servicekit.progress_bar import bar
@@ -42,7 +43,7 @@ def export(settings: ExportSettings) -> str:
             raise Fatal(f"no trajectory of {topic} is as selected, so nothing was written")
         shards.amend(late)
         if not settings.is_one_file:
-            card.write(settings, path, dataset.spans, trajectories)
+            dataset_card.write(settings, path, dataset.spans, trajectories)
     return _summary(settings, shards, trajectories, dataset)
 
 

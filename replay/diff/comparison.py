@@ -14,7 +14,7 @@ from typing import Generic, Literal, TypeVar, get_args
 import msgspec
 
 from pool.core.groups import GroupRules
-from replay.side_by_side import Pair, Scored, Side
+from replay.diff.paired_rewards import Pair, Scored, Side
 
 EQUAL = 1e-6
 """Rewards that differ by no more teach nothing, and have not changed."""

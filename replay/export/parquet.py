@@ -15,11 +15,12 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay.arrow import columns, fields, nested, table_rows
-from replay.jsonl import Per
-from replay.late import LateFeedback
-from replay.place import durable
-from replay.rows import NUMBERS, Amendable, Exported, StepRow, TrajectoryRow, amended
+from replay.dataset.arrow import columns, fields, nested, table_rows
+from replay.dataset.rows import NUMBERS, Amendable, Exported, StepRow, TrajectoryRow
+from replay.export.atomic_path import durable
+from replay.export.jsonl import Per
+from replay.export.late_feedback import LateFeedback
+from replay.export.trajectory_rows import amended
 
 SUFFIX = ".parquet"
 ROW_GROUP = 16 * 1024 * 1024

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from pool.core.prompts import delta
-from replay.rows import Exported, StepRow, TrajectoryRow
+from replay.dataset.rows import Exported, StepRow, TrajectoryRow
 from schemas import Feedback, Record, Step, StepNote, TrajectoryEnd
 from schemas.packing import ID_BYTES
 from schemas.records import Status

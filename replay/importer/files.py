@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from replay.records import BadRow
-from replay.rows import FORMAT, Exported, StepRow, TrajectoryRow, packed
-from replay.shards import check_parquet
-from replay.whitebox import Dump
+from replay.dataset.rows import FORMAT, Exported, StepRow, TrajectoryRow, packed
+from replay.export.shards import check_parquet
+from replay.importer.records import BadRow
+from replay.importer.whitebox import Dump
 from servicekit.errors import Fatal
 
 BATCH = 128
@@ -139,7 +139,7 @@ def _parquet(path: Path) -> Iterator[Found]:
 
 
 def _of_trajectories(batches: Iterable[Any]) -> Iterator[Exported]:
-    from replay.arrow import unnested
+    from replay.dataset.arrow import unnested
 
     for batch in batches:
         steps = unnested(StepRow, batch["steps"])
@@ -147,7 +147,7 @@ def _of_trajectories(batches: Iterable[Any]) -> Iterator[Exported]:
 
 
 def _of_steps(batches: Iterable[Any]) -> Iterator[Exported]:
-    from replay.arrow import rows
+    from replay.dataset.arrow import rows
 
     def read() -> Iterator[tuple[TrajectoryRow, StepRow]]:
         for batch in batches:
@@ -158,7 +158,7 @@ def _of_steps(batches: Iterable[Any]) -> Iterator[Exported]:
 
 
 def _abouts(batch: Any) -> list[TrajectoryRow]:
-    from replay.arrow import rows
+    from replay.dataset.arrow import rows
 
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     for found in columns["format"].unique().to_pylist():

@@ -16,7 +16,7 @@ from pool.connection import Connection
 from pool.consumers.partition import DELETED
 from pool.producers.sender import producer_options
 from pool.readers.scan import Scan, Span
-from replay.forbidden import Forbidden, decoded
+from replay.deletion.criteria import Forbidden, decoded
 from servicekit.errors import BrokerUnavailable, Fatal
 from servicekit.progress_bar import bar
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from replay.fates import Fate, fates
+from replay.lineage.outcomes import Fate, fates
 from schemas import DecidedGroup, Decision, Member, PartitionOffsets, Range
 from tests.pool.records import at, end, step
 

@@ -6,7 +6,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from replay.comparison import Bin, ChangedGroup, ChangedTrajectory, Comparison, Distribution
+from replay.diff.comparison import Bin, ChangedGroup, ChangedTrajectory, Comparison, Distribution
 
 BAR = 30
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from replay import jsonl
-from replay.late import LateFeedback
-from replay.rows import Exported, StepRow, StepTextRow
+from replay.dataset.rows import Exported, StepRow, StepTextRow
+from replay.export import jsonl
+from replay.export.late_feedback import LateFeedback
 from replay.settings import ExportSettings
 from servicekit.distribution import install_command
 from servicekit.errors import Fatal
@@ -76,7 +76,7 @@ def open_file(settings: ExportSettings, path: Path) -> Writer:
         return jsonl.JsonlWriter(path, settings.per)
     step: type[StepRow] = StepRow if settings.tokenizer is None else StepTextRow
     check_parquet()
-    from replay.parquet import ParquetWriter
+    from replay.export.parquet import ParquetWriter
 
     return ParquetWriter(path, settings.per, step)
 
@@ -85,7 +85,7 @@ def amend_file(settings: ExportSettings, path: Path, late: LateFeedback) -> None
     if settings.file_format == "jsonl":
         jsonl.amend(path, late)
         return
-    from replay import parquet
+    from replay.export import parquet
 
     parquet.amend(path, late)
 

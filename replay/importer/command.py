@@ -19,11 +19,11 @@ from pool.readers.ends import wait_until_readable
 from pool.readers.reader import read_records
 from pool.readers.scan import Scan
 from pool.topics import POLICY
-from replay.records import BadRow, records_of
-from replay.rows import TrajectoryRow
+from replay.dataset.rows import TrajectoryRow
+from replay.importer.files import Files, Found
+from replay.importer.records import BadRow, records_of
+from replay.offset_ranges import spans_of
 from replay.settings import ImportSettings
-from replay.sources import Files, Found
-from replay.spans import spans_of
 from schemas import Codec, PolicyVersion, SchemaError, TrajectoryEnd
 from servicekit.errors import Fatal
 from servicekit.progress_bar import bar

@@ -8,10 +8,10 @@ import msgspec
 
 from pool.readers.reader import read_records
 from pool.topics import LEDGER
-from replay.fates import Fate, fates, namings
-from replay.finding import Finder, Traces
+from replay.lineage.outcomes import Fate, fates, namings
+from replay.lineage.report import Lineage
+from replay.lineage.search import Finder, Traces
 from replay.settings import LineageSettings
-from replay.telling import Lineage
 from schemas import Decision, Record, ScoredGroup
 from servicekit.errors import Fatal
 
