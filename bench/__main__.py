@@ -12,7 +12,7 @@ from pathlib import Path
 from bench import atropos, consume, memory, produce, replay, rewards, size
 from bench.gateway import run as gateway
 from pool.connection import Connection
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.conftest import free_port
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from reward.settings import RescoreSettings, RewardSettings
     from steplog.cat import CatSettings
     from steplog.demo.settings import DemoSettings
+    from steplog.kafka.local_kafka import Broker, LocalKafkaSettings
     from steplog.key import KeySettings
-    from steplog.local_kafka import Broker, LocalKafkaSettings
     from steplog.stack.settings import StackSettings
     from steplog.topics import TopicsSettings
     from trainer.replaying.settings import ReplayStepSettings
@@ -50,7 +50,7 @@ def say_now(line: str) -> None:
 
 
 def kafka_start(settings: "LocalKafkaSettings") -> int:
-    from steplog import local_kafka
+    from steplog.kafka import local_kafka
 
     running = local_kafka.status(settings.dir)
     broker = local_kafka.start(settings.dir, settings.port, settings.heap)
@@ -59,7 +59,7 @@ def kafka_start(settings: "LocalKafkaSettings") -> int:
 
 
 def kafka_stop(settings: "LocalKafkaSettings") -> int:
-    from steplog import local_kafka
+    from steplog.kafka import local_kafka
 
     broker = local_kafka.stop(settings.dir)
     say(f"stopped: {_describe(broker)}" if broker else f"no broker runs in {settings.dir}")
@@ -67,7 +67,7 @@ def kafka_stop(settings: "LocalKafkaSettings") -> int:
 
 
 def kafka_status(settings: "LocalKafkaSettings") -> int:
-    from steplog import local_kafka
+    from steplog.kafka import local_kafka
 
     broker = local_kafka.status(settings.dir)
     say(f"running: {_describe(broker)}" if broker else f"no broker runs in {settings.dir}")
@@ -350,7 +350,7 @@ def _run(words: list[str]) -> int:
     from schemas import SchemaError
     from schemas.registry import RegistryUnavailable
     from servicekit.errors import SteplogError
-    from steplog.kafka_jars import LocalKafkaError
+    from steplog.kafka.software import LocalKafkaError
     from steplog.settings import SettingsError, load, settings_class
 
     try:

@@ -25,7 +25,7 @@ from servicekit.settings_sources import POSITIONAL, House, Settings, SettingsErr
 __all__ = ["POSITIONAL", "SERVICES", "SettingsError", "add_options", "load", "settings_class"]
 
 SERVICES = {
-    "kafka": "steplog.local_kafka:LocalKafkaSettings",
+    "kafka": "steplog.kafka.local_kafka:LocalKafkaSettings",
     "topics": "steplog.topics:TopicsSettings",
     "cat": "steplog.cat:CatSettings",
     "gateway": "gateway.settings:GatewaySettings",

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pool.connection import Connection
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 
 
 def _own_ports() -> Iterator[int]:

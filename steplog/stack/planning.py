@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from gateway.settings import GatewaySettings
 from reward.settings import RewardSettings
-from steplog.kafka_directory import HOST
-from steplog.local_kafka import LocalKafkaSettings
+from steplog.kafka.broker_directory import HOST
+from steplog.kafka.local_kafka import LocalKafkaSettings
 from steplog.settings import load
 from steplog.stack.plan import Broker, Part, Plan
 from steplog.stack.settings import StackSettings

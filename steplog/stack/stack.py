@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from servicekit.errors import Fatal
-from steplog import local_kafka
+from steplog.kafka import local_kafka
+from steplog.processes import Process, wait_for
 from steplog.stack.plan import Plan
-from steplog.stack.process import Process, wait_for
 from steplog.stack.state import Folder, PartState, State
 from steplog.stack.supervisor import stop_parts
 

@@ -16,9 +16,9 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from steplog.local_kafka import locked
+from steplog.kafka.local_kafka import locked
+from steplog.processes import Process, wait_for
 from steplog.stack.plan import Plan
-from steplog.stack.process import Process, wait_for
 
 Phase = Literal["waiting", "starting", "ready", "silent", "failed", "ended", "stopped"]
 """`silent`: it has answered before, runs, and does not any more. `failed`: it comes back after a pause.

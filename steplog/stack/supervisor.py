@@ -15,10 +15,10 @@ from pathlib import Path
 
 from servicekit.logs import TEXT
 from servicekit.process import stopped_by_signals
-from steplog import local_kafka
+from steplog.kafka import local_kafka
+from steplog.processes import Process, birth, spawn, wait_for
 from steplog.stack.logs import rotate
 from steplog.stack.plan import Part, Plan
-from steplog.stack.process import Process, birth, spawn, wait_for
 from steplog.stack.silence import ANSWER_LIMIT, Silence, answer
 from steplog.stack.state import RUNNING, Folder, PartState, Phase, State
 

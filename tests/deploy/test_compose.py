@@ -83,7 +83,7 @@ def test_every_image_has_a_fixed_version(service: str) -> None:
 
 
 def test_the_broker_is_the_one_that_tests_run_on() -> None:
-    pom = ElementTree.parse(ROOT / "steplog" / "kafka-pom.xml").getroot()
+    pom = ElementTree.parse(ROOT / "steplog" / "kafka" / "pom.xml").getroot()
     version = next(one.text for one in pom.iter() if one.tag.endswith("kafka.version"))
     assert SERVICES["kafka"]["image"] == f"apache/kafka:{version}"
 

@@ -31,14 +31,14 @@ def main() -> None:
     elif check is not None:
         check(words)
     elif words[0] in KAFKA_TOOLS:
-        from steplog import kafka_jars
+        from steplog.kafka import software
 
         java = [
-            kafka_jars.java(),
+            software.java(),
             "-Xmx128m",
             "-XX:TieredStopAtLevel=1",
             "-cp",
-            f"{kafka_jars.jars()}/*",
+            f"{software.jars()}/*",
         ]
         os.execvp(java[0], [*java, KAFKA_TOOLS[words[0]], *words[1:]])
     elif words[:2] == ["steplog", "kafka"] and words[2] in ("start", "stop"):

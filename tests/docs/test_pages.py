@@ -25,8 +25,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from steplog import kafka_directory
-from steplog.local_kafka import Broker
+from steplog.kafka import broker_directory
+from steplog.kafka.local_kafka import Broker
 from steplog.settings import SERVICES, SettingsError, load, settings_class
 from tests.docs.elsewhere import ELSEWHERE
 from tests.docs.interpreter import Interpreter
@@ -70,7 +70,7 @@ def load_toml(block: Block, folder: Path) -> None:
 
 
 def compare_properties(block: Block, _: Path) -> None:
-    ours = {k: str(v) for k, v in kafka_directory._settings("data", 1, 2).items()}
+    ours = {k: str(v) for k, v in broker_directory._settings("data", 1, 2).items()}
     shown = dict(line.split("=", 1) for line in block.text.splitlines() if line)
     assert shown == {name: ours[name] for name in shown}, block.where
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from pool.connection import Connection
-from steplog import kafka_directory, kafka_jars
-from steplog.kafka_directory import HOST, PROPERTIES
+from steplog.kafka import broker_directory, software
+from steplog.kafka.broker_directory import HOST, PROPERTIES
 from tests.conftest import free_port, pause_and_wait
 from tests.gateway.tcp_proxy import Proxy, running_proxy
 
@@ -62,7 +62,7 @@ class OwnBroker:
 @contextmanager
 def own_broker(directory: Path) -> Iterator[OwnBroker]:
     proxied, inner, direct, controller = (free_port() for _ in range(4))
-    settings = kafka_directory._settings("data", direct, controller) | {
+    settings = broker_directory._settings("data", direct, controller) | {
         "listeners": f"PLAINTEXT://{HOST}:{direct},PROXIED://{HOST}:{inner},"
         f"CONTROLLER://{HOST}:{controller}",
         "advertised.listeners": f"PLAINTEXT://{HOST}:{direct},PROXIED://{HOST}:{proxied}",
@@ -86,4 +86,4 @@ def own_broker(directory: Path) -> Iterator[OwnBroker]:
 
 
 def _java(*words: str) -> list[str]:
-    return [kafka_jars.java(), "-Xmx512m", "-cp", f"{kafka_jars.jars()}/*", *words]
+    return [software.java(), "-Xmx512m", "-cp", f"{software.jars()}/*", *words]

@@ -11,7 +11,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.topics import LEDGER
 from schemas import DecidedGroup, Decision, Member
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.gateway.asking import chat, error, eventually, in_background, said, steps
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine

@@ -13,7 +13,7 @@ from pool.connection import Connection
 from pool.topics import POLICY
 from schemas import PolicyVersion
 from schemas.records import Phase
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.gateway.asking import (
     HELLO,
     RETRY,

@@ -19,7 +19,7 @@ from pool.connection import Connection
 from pool.core.trajectories import step_of
 from pool.topics import TRAJECTORIES
 from schemas import Registration, Step, TrajectoryEnd
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.gateway.echo_engine import running_echo
 from tests.gateway.load import Load, Sent, wait_until
 from tests.gateway.own_broker import OwnBroker, own_broker

@@ -19,7 +19,7 @@ from gateway.http.keys import Keys
 from gateway.settings import GatewaySettings
 from pool import topics
 from pool.connection import Connection
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 

@@ -20,7 +20,7 @@ from pool.connection import Connection
 from pool.core.trajectories import step_of
 from pool.topics import TRAJECTORIES
 from schemas import Position, Registration, Step
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.conftest import free_port
 from tests.gateway.echo_engine import running_echo
 from tests.gateway.load import Attempt, Sent, wait_until

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from confluent_kafka.admin import AdminClient
 
-from steplog import kafka_directory, kafka_jars
-from steplog.kafka_directory import HOST, PROPERTIES
+from steplog.kafka import broker_directory, software
+from steplog.kafka.broker_directory import HOST, PROPERTIES
 from tests.conftest import free_port
 from tests.pool.certificates import Authority
 
@@ -40,7 +40,7 @@ def secure_broker(directory: Path) -> Iterator[SecureBroker]:
     authority.sign("broker", directory / "broker.pem")
     sasl_ssl, ssl, plaintext, controller = (free_port() for _ in range(4))
     broker = SecureBroker(f"{HOST}:{sasl_ssl}", f"{HOST}:{ssl}", f"{HOST}:{plaintext}", authority)
-    settings = kafka_directory._settings("data", plaintext, controller) | _security(
+    settings = broker_directory._settings("data", plaintext, controller) | _security(
         broker, f"{HOST}:{controller}"
     )
     lines = [f"{name}={value}\n" for name, value in settings.items()]
@@ -68,7 +68,7 @@ def _format(directory: Path) -> None:
 
 
 def _java(*words: str) -> list[str]:
-    return [kafka_jars.java(), "-Xmx512m", "-cp", f"{kafka_jars.jars()}/*", *words]
+    return [software.java(), "-Xmx512m", "-cp", f"{software.jars()}/*", *words]
 
 
 def _security(broker: SecureBroker, controller: str) -> dict[str, str]:

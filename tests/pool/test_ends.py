@@ -10,7 +10,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.readers.ends import Ends, wait_until_readable
 from pool.topics import REWARDED, STEPS
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.conftest import free_port, kill
 from tests.pool.log import write
 from tests.pool.records import run_of

@@ -17,7 +17,7 @@ from pool.readers.follower import Follower
 from pool.topics import STEPS
 from schemas import Codec, Position, Record
 from servicekit.errors import BrokerUnavailable, TopicMismatch
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.conftest import pause_and_wait
 from tests.pool.records import step
 

@@ -42,7 +42,7 @@ from schemas import (
     StepNote,
     TrajectoryEnd,
 )
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.pool.decider import Decider
 from tests.pool.log import identity, key_of, messages, records, until, write
 from tests.pool.records import RUN, child, end, feedback, step

@@ -24,7 +24,7 @@ from pool.core.trajectories import Trajectory, TrajectoryAssembler
 from pool.producers.producer import Producer
 from pool.topics import REWARDED, STEPS
 from schemas import Record, Step, TrajectoryEnd
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.conftest import free_port, kill
 from tests.pool import copier
 from tests.pool.log import identity, messages, records

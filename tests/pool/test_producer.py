@@ -19,7 +19,7 @@ from pool.readers.reader import open_topic
 from pool.topics import REWARDED, STEPS
 from schemas import Codec, Position, Step
 from servicekit.errors import BrokerUnavailable, Fatal, RecordTooLarge, TopicMismatch
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.conftest import free_port, kill
 from tests.pool.records import step
 from tests.pool.written import content

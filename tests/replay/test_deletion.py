@@ -37,7 +37,7 @@ from schemas import (
     Registration,
 )
 from servicekit.errors import Fatal
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.pool.log import messages, records, until, write
 from tests.pool.records import end, run_of, step
 

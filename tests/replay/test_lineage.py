@@ -20,7 +20,8 @@ from replay.settings import LineageSettings
 from schemas import Position, Record, Registration, Reward, ScoredGroup, TrajectoryEnd
 from schemas.packing import pack_ids
 from servicekit.errors import Fatal
-from steplog import cli, local_kafka
+from steplog import cli
+from steplog.kafka import local_kafka
 from tests.pool.log import until, write
 from tests.pool.records import feedback
 from tests.trainer.agents import RUN, group, submit

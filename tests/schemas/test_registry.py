@@ -23,7 +23,7 @@ from schemas import Codec, Record, SchemaError, Step, StepNote
 from schemas.codec import CONFLUENT, SINGLE_OBJECT, current_schema
 from schemas.records import RECORD_TYPES
 from schemas.registry import RegistryUnavailable, SchemaRegistry
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.conftest import free_port
 from tests.schemas.registry_server import RegistryServer, registry_server
 from tests.schemas.samples import FULL, MINIMAL

@@ -22,8 +22,8 @@ from pool.producers.sender import producer_options
 from pool.readers.reader import Reader
 from pool.topics import STEPS, TRAJECTORIES
 from schemas import Codec, Position, Record, Registration
-from steplog import local_kafka
 from steplog.cat import CatSettings
+from steplog.kafka import local_kafka
 from tests.pool.records import step
 from tests.pool.written import conversation
 from tests.steplog.command import STEPLOG, reaching, steplog

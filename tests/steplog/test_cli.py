@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from servicekit.errors import Fatal
-from steplog import cli, local_kafka
+from steplog import cli
+from steplog.kafka import local_kafka
 from tests.conftest import free_port
 from tests.steplog.command import STEPLOG, steplog
 

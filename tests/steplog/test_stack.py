@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from servicekit.errors import Fatal
+from steplog.processes import Process, birth, wait_for
 from steplog.stack import stack
 from steplog.stack.plan import Part, Plan
-from steplog.stack.process import Process, birth, wait_for
 from steplog.stack.state import Folder, PartState
 from tests.conftest import free_port
 from tests.steplog.command import STEPLOG, steplog
@@ -79,7 +79,7 @@ def kill_supervisor(folder: Folder) -> None:
 
 KILLED_WHILE_IT_STARTS = """
 import os, pathlib, sys
-from steplog.stack.process import spawn
+from steplog.processes import spawn
 
 def remember(process):
     pathlib.Path("pid").write_text(str(process.pid))

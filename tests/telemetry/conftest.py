@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pool.connection import Connection
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.gateway.stub_engine import running_stub
 from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pipeline import Told, run_pipeline

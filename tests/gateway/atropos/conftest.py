@@ -7,7 +7,7 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.gateway.atropos.running import RunningAtropos, running_atropos
 
 

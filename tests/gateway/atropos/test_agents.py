@@ -14,7 +14,7 @@ from pool import topics
 from pool.connection import Connection
 from schemas import Record, Step
 from schemas.packing import unpack_ids, unpack_logprobs
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.gateway.atropos.running import RunningAtropos, running_atropos, scored, until
 from tests.gateway.atropos.test_lives import post_as_clients_do
 from tests.pool.records import end, step

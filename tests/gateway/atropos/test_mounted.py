@@ -11,8 +11,8 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from steplog import local_kafka
 from steplog.cli import TERMINATED
+from steplog.kafka import local_kafka
 from tests.conftest import kill_and_wait
 from tests.gateway.asking import chat, eventually, steps
 from tests.gateway.atropos.running import Client, counting, running_atropos, scored

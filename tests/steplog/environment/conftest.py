@@ -8,7 +8,7 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.steplog.environment.player import running_player

@@ -18,9 +18,9 @@ from pool.connection import Connection
 from pool.topics import LEDGER, POLICY
 from schemas import DecidedGroup, Decision, Member, PolicyVersion
 from schemas.records import Phase
-from steplog import local_kafka
 from steplog.environment import Environment, EnvironmentFailed, Rollout, serve
 from steplog.environment.journal import Journal
+from steplog.kafka import local_kafka
 from tests.gateway.asking import eventually
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine

@@ -12,7 +12,7 @@ import pytest
 
 from pool.connection import Connection
 from pool.core.versions import Version
-from steplog import local_kafka
+from steplog.kafka import local_kafka
 from tests.tiny_model import build_model
 from tests.trainer.learning.evidence import Evidence
 from tests.trainer.learning.report import Report

@@ -20,7 +20,8 @@ from pool.readers.ends import wait_until_readable
 from pool.topics import LEDGER, REWARDED
 from schemas import Outcome
 from servicekit.errors import Fatal, OffsetLost
-from steplog import cli, local_kafka
+from steplog import cli
+from steplog.kafka import local_kafka
 from tests.pool.log import messages, records, write
 from tests.trainer.agents import RUN, submit_groups
 from tests.trainer.lives import settings_of

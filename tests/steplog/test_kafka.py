@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from pool.connection import MAX_MESSAGE_BYTES, Connection
-from steplog import kafka_directory, kafka_jars, local_kafka
-from steplog.local_kafka import Broker, LocalKafkaError
+from steplog.kafka import broker_directory, local_kafka, software
+from steplog.kafka.local_kafka import Broker, LocalKafkaError
 from tests.conftest import free_port, kill
 
 TOPIC = "kept"
@@ -189,7 +189,7 @@ def test_a_record_of_the_largest_size_is_taken_and_topics_are_not_made_up(
 def test_a_broker_that_dies_is_explained_by_its_log(tmp_path: Path) -> None:
     (tmp_path / "data" / "holiday photos").mkdir(parents=True)
     (tmp_path / "data" / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=x\n")
-    (tmp_path / "server.properties").write_text(kafka_directory.MARK)
+    (tmp_path / "server.properties").write_text(broker_directory.MARK)
     message = fails(tmp_path, free_port())
     assert f"the broker of {tmp_path} ended while it started (" in message
     assert "'holiday photos' is not in the form of topic-partition" in message
@@ -240,7 +240,7 @@ def test_settings_of_somebody_elses_broker_are_not_overwritten(tmp_path: Path) -
 @pytest.mark.parametrize("meta", [None, b"", b"\xff\x00garbage", b"version=1\nnode.id=2\n"])
 def test_damaged_data_are_refused(tmp_path: Path, meta: bytes | None) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "server.properties").write_text(kafka_directory.MARK)
+    (tmp_path / "server.properties").write_text(broker_directory.MARK)
     if meta is not None:
         (tmp_path / "data" / "meta.properties").write_bytes(meta)
     message = fails(tmp_path, free_port())
@@ -288,13 +288,13 @@ def test_a_broken_download_is_not_cached(programs: Path, tmp_path: Path) -> None
     jar = 'for last; do :; done; folder="${last#*=}"; /bin/mkdir "$folder"; echo > "$folder/k.jar"'
     script(programs / "mvn", f"{jar}; echo '[ERROR] no route'; echo '[ERROR] more'; exit 1")
     with pytest.raises(LocalKafkaError, match=r"could not download Kafka [\d.]+ \(no route\);"):
-        kafka_jars.jars()
+        software.jars()
     assert list((tmp_path / "cache" / "steplog").iterdir()) == []
     script(programs / "mvn", jar)
-    folder = kafka_jars.jars()
+    folder = software.jars()
     assert [file.name for file in folder.iterdir()] == ["k.jar"]
     (programs / "mvn").unlink()
-    assert kafka_jars.jars() == folder, "cached jars need no Maven"
+    assert software.jars() == folder, "cached jars need no Maven"
 
 
 def test_a_cache_that_cannot_be_written(
@@ -303,4 +303,4 @@ def test_a_cache_that_cannot_be_written(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(LocalKafkaError, match=r"cannot keep Kafka's jars in .*Not a directory"):
-        kafka_jars.jars()
+        software.jars()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pool.connection import MAX_MESSAGE_BYTES
-from steplog.kafka_jars import LocalKafkaError
+from steplog.kafka.software import LocalKafkaError
 
 HOST = "127.0.0.1"
 PROPERTIES = "server.properties"

@@ -28,10 +28,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from pydantic import BaseModel, ConfigDict, Field
 
-from steplog import kafka_directory, kafka_jars
-from steplog.kafka_directory import HOST
-from steplog.kafka_jars import LocalKafkaError
-from steplog.stack.process import is_zombie
+from steplog.kafka import broker_directory, software
+from steplog.kafka.broker_directory import HOST
+from steplog.kafka.software import LocalKafkaError
+from steplog.processes import is_zombie
 
 __all__ = ["Broker", "LocalKafkaError", "LocalKafkaSettings", "start", "status", "stop"]
 
@@ -188,13 +188,13 @@ def _command_line(pid: int) -> str:
 def _start(directory: Path, port: int, heap: str) -> Broker:
     controller_port = _free_controller_port(port)
     java = ["/usr/bin/env", "LC_ALL=C.UTF-8"]  # in other locales, Java misreads some paths
-    java += [kafka_jars.java(), f"-Xmx{heap}", "-XX:+ExitOnOutOfMemoryError", _mark(directory)]
-    java += ["-Dlog4j2.configurationFile=classpath:kafka-log4j2.xml"]
-    java += ["-cp", f"{kafka_jars.jars()}/*:{Path(__file__).parent}"]
-    kafka_directory.prepare(directory, port, controller_port, java)
+    java += [software.java(), f"-Xmx{heap}", "-XX:+ExitOnOutOfMemoryError", _mark(directory)]
+    java += ["-Dlog4j2.configurationFile=classpath:broker-log4j2.xml"]
+    java += ["-cp", f"{software.jars()}/*:{Path(__file__).parent}"]
+    broker_directory.prepare(directory, port, controller_port, java)
     log_before = _size(directory / "broker.log")
-    pid = _spawn(directory, [*java, "kafka.Kafka", kafka_directory.PROPERTIES])
-    broker = Broker(directory, pid, port, kafka_jars.version())
+    pid = _spawn(directory, [*java, "kafka.Kafka", broker_directory.PROPERTIES])
+    broker = Broker(directory, pid, port, software.version())
     try:
         _remember(broker)
         _wait_until_it_answers(broker, log_before)
@@ -252,7 +252,7 @@ def _wait_until_it_answers(broker: Broker, log_before: int = 0) -> None:
             said = broker.log.read_bytes()[log_before:].decode(errors="replace")
             raise LocalKafkaError(
                 f"the broker of {broker.directory} ended while it started"
-                f" ({kafka_directory.last_error(said)}); see {broker.log}"
+                f" ({broker_directory.last_error(said)}); see {broker.log}"
             )
         with suppress(KafkaException):
             if admin.list_topics(timeout=1).brokers:

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-POM = Path(__file__).with_name("kafka-pom.xml")
+POM = Path(__file__).with_name("pom.xml")
 OLDEST_JAVA = 17
 
 

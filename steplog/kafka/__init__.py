@@ -1,0 +1,1 @@
+"""The local Kafka broker: its software, its directory, and the process."""
