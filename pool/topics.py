@@ -13,8 +13,8 @@ from confluent_kafka.admin._config import ConfigResource, ConfigSource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic, TopicPartition
 
+from pool.client_errors import ClientErrors
 from pool.connection import MAX_MESSAGE_BYTES, Connection
-from pool.troubles import Troubles
 from schemas import (
     AtroposEvent,
     Decision,
@@ -236,7 +236,7 @@ def _check_same(found: Mapping[str, Found], connection: Connection, name: str) -
 
 def find(connection: Connection) -> dict[str, Found]:
     """Our topics that exist, by their names without the prefix."""
-    troubles = Troubles(connection)
+    troubles = ClientErrors(connection)
     # It is polled for troubles only; they are told by an error, not by log lines.
     admin = AdminClient(connection.confluent(troubles.note) | {"log_level": 0})
     try:
@@ -259,7 +259,7 @@ def find(connection: Connection) -> dict[str, Found]:
     }
 
 
-def _connect(admin: AdminClient, troubles: Troubles) -> None:
+def _connect(admin: AdminClient, troubles: ClientErrors) -> None:
     """Waits for a first answer, but not when we are refused: librdkafka would go on trying."""
     answer = admin.describe_cluster(request_timeout=TIMEOUT)
     while True:

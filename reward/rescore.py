@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pool import topics
 from pool.core.trajectories import step_of
 from pool.readers.dataset import Dataset
-from pool.readers.ends import wait_until_readable
+from pool.readers.end_offsets import wait_until_readable
 from pool.readers.selection import Ranges, Selection
 from pool.topics import STEPS, rewarded_topic
 from reward import tags

@@ -19,7 +19,7 @@ import fastavro
 import msgspec
 from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 
-from schemas import scored
+from schemas import scored_group_writer
 from schemas.records import RECORD_TYPES, Record, ScoredGroup
 
 SINGLE_OBJECT = b"\xc3\x01"
@@ -68,7 +68,7 @@ class Codec:
             header = CONFLUENT + self._registry.id_of(topic, schema).to_bytes(4, "big")
         try:
             if isinstance(record, ScoredGroup):
-                return b"".join([header, *scored.pieces(record)])
+                return b"".join([header, *scored_group_writer.encode_pieces(record)])
             out = BytesIO()
             out.write(header)
             datum = msgspec.to_builtins(record, builtin_types=(bytes,))

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pool.connection import Connection
 from pool.core.prompts import BrokenPrompt
-from pool.readers.history import PromptHistory, open_history
+from pool.readers.prompt_history import PromptHistory, open_prompt_history
 from pool.readers.reader import Reader, open_topic
 from pool.readers.selection import offset_or_time
 from pool.topics import TOPICS, kind
@@ -71,7 +71,7 @@ async def _cat(
     codec = settings.codec()
     async with (
         open_topic(settings, settings.topic) as reader,
-        open_history(settings, settings.topic, codec) as history,
+        open_prompt_history(settings, settings.topic, codec) as history,
     ):
         shown = 0
         messages = _messages(settings, reader)

@@ -13,7 +13,7 @@ from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
 from pool.core.progress import Progress, Work
 from pool.producers.sender import Output
-from pool.readers.ends import Ends
+from pool.readers.end_offsets import EndOffsets
 from pool.readers.reader import read_records
 from pool.topics import LEDGER, POLICY, STEPS
 from schemas import Decision, Outcome, PolicyVersion, Range, Record
@@ -75,7 +75,7 @@ class Life:
         self.ledger = Ledger(run, self._read(LEDGER))
         self._check_topic()
         self.number = self.marks.incarnation + 1
-        self._ends = Ends(connection, STEPS, topic)
+        self._ends = EndOffsets(connection, STEPS, topic)
 
     def _check_topic(self) -> None:
         """Offsets of two topics in one ledger would mean nothing."""

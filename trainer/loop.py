@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pool.core.ledger import group_id
 from pool.core.versions import Version
-from pool.readers import replay
+from pool.readers.decision_batch import find_lost_groups
 from schemas import Decision, Outcome
 from servicekit import tracing
 from servicekit.errors import Fatal, OffsetLost
@@ -129,7 +129,7 @@ class Loop:
         lost = self._life.ledger.lost()
         groups = [g for d in decisions for g in d.groups if g.verdict == "train"]
         known = [g for g in groups if group_id(g) not in lost]
-        gone = asyncio.run(replay.gone(self._settings, self._life.topic, known)) if known else []
+        gone = asyncio.run(find_lost_groups(self._settings, self._life.topic, known))
         if not gone:
             return
         if not self._settings.accept_loss:

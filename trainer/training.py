@@ -10,7 +10,7 @@ import msgspec
 from pool.connection import Connection
 from pool.core.groups import Group
 from pool.core.ledger import GroupId
-from pool.readers.replay import read_groups
+from pool.readers.decision_batch import read_groups
 from schemas import Decision
 from servicekit import tracing
 from servicekit.spans import Span

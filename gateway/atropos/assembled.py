@@ -11,7 +11,7 @@ import numpy as np
 
 from pool.core.groups import Group, Judgement, usable
 from pool.core.rows import Row, problem_of, rows_of
-from pool.core.scored import MASKED
+from pool.core.scored_groups import MASKED
 from pool.core.trajectories import Trajectory
 from schemas import DecidedGroup, ScoredGroup
 

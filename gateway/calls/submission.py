@@ -21,7 +21,7 @@ from gateway.state.log import Log
 from gateway.state.trajectories import Completion, Trajectories
 from gateway.state.trajectory import Trajectory
 from pool.core.prompts import delta as prompt_delta
-from pool.core.submitted import WITHOUT_LOGPROBS, SubmittedStep, TokenId, step_id
+from pool.core.submitted_steps import WITHOUT_LOGPROBS, SubmittedStep, TokenId, step_id
 from schemas import Segment, Step
 from schemas.packing import pack_ids, pack_logprobs
 

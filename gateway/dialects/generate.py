@@ -15,7 +15,7 @@ from gateway.dialects.sampling import SamplingBody, sampling_params
 from gateway.errors import BadRequest
 from gateway.http.bodies import decode
 from gateway.tokens.renderer import Renderer
-from pool.core.submitted import TokenId
+from pool.core.submitted_steps import TokenId
 from schemas import Step
 from schemas.packing import unpack_ids, unpack_logprobs
 

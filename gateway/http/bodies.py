@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from gateway.errors import BadRequest, Unprocessable, decoded
-from pool.core.submitted import Uid
+from pool.core.submitted_steps import Uid
 
 Body = TypeVar("Body")
 

@@ -22,10 +22,10 @@ from threading import Thread
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as ConfluentProducer
 
+from pool.client_errors import ClientErrors
 from pool.connection import Connection
 from pool.core.bookmark import marked
 from pool.producers.sender import Output, producer_options
-from pool.troubles import Troubles
 from servicekit.errors import BrokerUnavailable, Fenced, Retryable
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class Transactions:
         """A producer under our id; whatever its predecessor left open is ended before it returns."""
         deadline = time.monotonic() + self._patience
         while True:
-            troubles = Troubles(self._connection)
+            troubles = ClientErrors(self._connection)
             producer = ConfluentProducer(
                 producer_options(
                     self._connection,

@@ -10,7 +10,7 @@ Rules, each tested by name:
 * Feedback counts until the group is decided; the last by offset in `steps` wins.
 * Failed and cancelled members leave the group and are never scored 0. It is usable with at least
   max(2, ceil(quorum * group_size)) members, else it is `too_few`.
-* A group that was posted as one (`pool.core.scored`) is closed as it comes.
+* A group that was posted as one (`pool.core.scored_groups`) is closed as it comes.
 * What a Decision names is done: when it is read again, nothing comes of it.
 * Groups of one prompt are decided in the order in which they closed: then the newest decided one
   tells what is late, and a rebuild need not know which were closed at which record.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pool.core import scored
+from pool.core import scored_groups
 from pool.core.progress import Received
 from pool.core.trajectories import (
     MEMORY,
@@ -366,7 +366,7 @@ class GroupAssembler:
         return Stray(stray.received, "late", "its group is decided, or never was")
 
     def _scored(self, received: Received, record: ScoredGroup) -> Group | Stray | None:
-        trajectories = scored.members(received)
+        trajectories = scored_groups.trajectories_of(received)
         if not trajectories:
             return Stray(received, "invalid", "it has no sequence with a score")
         if record.channel != self._rules.channel:

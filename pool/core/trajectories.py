@@ -55,7 +55,7 @@ class Trajectory:
     records: Sequence[Received]
     """Everything that it is made of, as it was read; the End is last."""
     advantages: bytes | None = None
-    """Packed float32, one per token, where an environment gave them (`pool.core.scored`)."""
+    """Packed float32, one per token, where an environment gave them (`pool.core.scored_groups`)."""
 
     @property
     def uid(self) -> str:

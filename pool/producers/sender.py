@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Self
 from confluent_kafka import KafkaError, Message
 from confluent_kafka import Producer as ConfluentProducer
 
+from pool.client_errors import ClientErrors
 from pool.connection import MAX_RECORD_BYTES, SILENCE_MS, Connection
-from pool.troubles import Troubles
 from schemas import Codec, Position, Record
 from servicekit.errors import Fatal, RecordTooLarge, SteplogError, TopicMismatch
 
@@ -60,7 +60,7 @@ class Sender(ABC):
         self._codec = codec
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
-        self._troubles = Troubles(connection)
+        self._troubles = ClientErrors(connection)
         self._client = ConfluentProducer(
             producer_options(
                 connection,

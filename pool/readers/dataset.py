@@ -10,7 +10,7 @@ from typing import Self
 
 from pool.connection import Connection
 from pool.core.progress import Received
-from pool.core.scored import members
+from pool.core.scored_groups import trajectories_of
 from pool.core.trajectories import MEMORY, Stray, Trajectory, TrajectoryAssembler
 from pool.readers.scan import Scan, received
 from pool.readers.selection import Selection, SelectionSettings, find_ranges
@@ -74,7 +74,7 @@ class Dataset:
         """The selected trajectories of a group that was posted as one; of anything else, none."""
         if not isinstance(stray.received.record, ScoredGroup):
             return []
-        return [member for member in members(stray.received) if self._selection.has(member)]
+        return [member for member in trajectories_of(stray.received) if self._selection.has(member)]
 
     def _records(self) -> Iterator[Received]:
         for message in self.scan:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pool.core.submitted import WITHOUT_LOGPROBS, SubmittedStep, end_id, step_id
+from pool.core.submitted_steps import WITHOUT_LOGPROBS, SubmittedStep, end_id, step_id
 from replay.dataset.rows import FORMAT, Exported, StepRow, TrajectoryRow
 from replay.importer.records import BadRow
 from schemas import Segment

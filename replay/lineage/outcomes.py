@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from pool.core.progress import Received
-from pool.core.scored import group_of
+from pool.core.scored_groups import posted_group_uid
 from schemas import DecidedGroup, Decision, Member, TrajectoryEnd
 from schemas.records import Verdict
 
@@ -61,10 +61,10 @@ def namings(decisions: Iterable[Decision], uid: str) -> list[Naming]:
 def _namings(decision: Decision, uid: str) -> Iterator[Naming]:
     for group in decision.groups:
         for member in group.members:
-            if uid in (member.trajectory_uid, group_of(member.trajectory_uid)):
+            if uid in (member.trajectory_uid, posted_group_uid(member.trajectory_uid)):
                 yield Naming(decision, group, member)
     for member in decision.others:
-        if uid in (member.trajectory_uid, group_of(member.trajectory_uid)):
+        if uid in (member.trajectory_uid, posted_group_uid(member.trajectory_uid)):
             yield Naming(decision, None, member)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pool.core.groups import Group, feedback_of
 from pool.core.progress import Received
-from pool.core.scored import UNKNOWN
+from pool.core.scored_groups import UNKNOWN
 from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
 from pool.core.versions import Version
 from pool.topics import STEPS

@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from pool.connection import Connection
 from pool.core.progress import Received
-from pool.core.scored import group_of, members
+from pool.core.scored_groups import posted_group_uid, trajectories_of
 from pool.readers.reader import open_topic
 from pool.readers.scan import Scan, Span, received
 from pool.topics import REWARDED, STEPS, TOPICS, TRAJECTORIES, find, kind
@@ -40,7 +40,12 @@ class Traces:
     def posted(self) -> list[str]:
         """The trajectories of a posted group, if it is one that was found."""
         found = (one for records in self.rewarded.values() for one in records)
-        return [t.uid for one in found if isinstance(one.record, ScoredGroup) for t in members(one)]
+        return [
+            t.uid
+            for one in found
+            if isinstance(one.record, ScoredGroup)
+            for t in trajectories_of(one)
+        ]
 
     def of(self, uid: str) -> "Traces":
         """With the trajectory's own part of a posted group in place of the group."""
@@ -54,7 +59,7 @@ class Traces:
 def _parts(one: Received, uid: str) -> list[Received]:
     if not isinstance(one.record, ScoredGroup):
         return [one]
-    own = [trajectory for trajectory in members(one) if trajectory.uid == uid]
+    own = [trajectory for trajectory in trajectories_of(one) if trajectory.uid == uid]
     return [part for t in own for part in (*t.steps, Received(t.end, one.partition, one.offset))]
 
 
@@ -94,7 +99,7 @@ class Finder:
     def _records(self, topic: str, key: str | None, first: int = 0) -> list[Received]:
         """Those of the trajectory. Without a key all partitions are searched."""
         spans = asyncio.run(self._spans(topic, key, first))
-        sought, found = group_of(self._uid).encode(), []
+        sought, found = posted_group_uid(self._uid).encode(), []
         console = Console(stderr=True)
         with (
             Scan(self._connection, topic, spans) as scan,
@@ -109,7 +114,7 @@ class Finder:
 
     def _is_meant(self, one: Received) -> bool:
         if isinstance(one.record, ScoredGroup):
-            names = (trajectory.uid for trajectory in members(one))
+            names = (trajectory.uid for trajectory in trajectories_of(one))
             return one.record.group_uid == self._uid or self._uid in names
         return getattr(one.record, "trajectory_uid", None) == self._uid
 

@@ -9,7 +9,7 @@ from aiokafka import ConsumerRecord
 
 from pool.connection import Connection
 from pool.producers.producer import Producer
-from pool.readers.ends import wait_until_readable
+from pool.readers.end_offsets import wait_until_readable
 from pool.readers.reader import open_topic
 from schemas import Feedback, Position, Record, Step, StepNote, TrajectoryEnd
 

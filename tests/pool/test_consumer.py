@@ -20,7 +20,7 @@ from pool.core.bookmark import Bookmark
 from pool.core.progress import Work
 from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
 from pool.producers.sender import Output, producer_options
-from pool.readers.ends import wait_until_readable
+from pool.readers.end_offsets import wait_until_readable
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS
 from schemas import Record, Step
 from servicekit.errors import Fenced, OffsetLost, TooManyPoison

@@ -29,7 +29,7 @@ from pool.core.progress import Work
 from pool.core.prompts import full_prompts
 from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
 from pool.producers.sender import Output, producer_options
-from pool.readers.replay import batch, trained
+from pool.readers.decision_batch import read_batch, trained_members
 from pool.topics import DEAD_LETTERS, LEDGER, POLICY, REWARDED, STEPS
 from schemas import (
     Codec,
@@ -89,7 +89,7 @@ class History:
 
     def trained_groups(self) -> Iterator[tuple[Decision, list[Group]]]:
         for decision in self.decisions:
-            yield decision, asyncio.run(batch(self.connection, Codec(), decision))
+            yield decision, asyncio.run(read_batch(self.connection, Codec(), decision))
 
 
 @pytest.fixture(scope="module")
@@ -444,7 +444,7 @@ def test_i12_replay(history: History) -> None:
     again = [bytes_of(groups) for _, groups in history.trained_groups()]
     assert once == again
     uids = [
-        [[m.trajectory_uid for m in trained(g)] for g in d.groups if g.verdict == "train"]
+        [[m.trajectory_uid for m in trained_members(g)] for g in d.groups if g.verdict == "train"]
         for d in history.decisions
     ]
     replayed = [[list(group.members) for group in groups] for _, groups in history.trained_groups()]

@@ -15,9 +15,9 @@ from pool.connection import Connection
 from pool.core.prompts import BrokenPrompt
 from pool.producers.producer import Producer
 from pool.producers.sender import producer_options
-from pool.readers import history
-from pool.readers.ends import wait_until_readable
-from pool.readers.history import PromptHistory, open_history
+from pool.readers import prompt_history
+from pool.readers.end_offsets import wait_until_readable
+from pool.readers.prompt_history import PromptHistory, open_prompt_history
 from pool.readers.reader import Bounds, open_topic
 from pool.topics import REWARDED, STEPS
 from schemas import Codec, Step
@@ -197,14 +197,14 @@ async def prompt_at(prompts: PromptHistory, steps: Sequence[Step], offset: int) 
 async def test_a_prompt_is_full_though_its_parents_lie_far_back(
     log: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "FIRST_LOOK", 2)
+    monkeypatch.setattr(prompt_history, "FIRST_LOOK", 2)
     steps, prompts = conversation(40)
     await write(log, steps)
-    async with open_history(log, STEPS, CODEC) as reader:
+    async with open_prompt_history(log, STEPS, CODEC) as reader:
         assert await prompt_at(reader, steps, 38) == prompts[38]
         assert await prompt_at(reader, steps, 39) == prompts[39]
     for start in (1, 2, 3, 17, 18, 19):
-        async with open_history(log, STEPS, CODEC) as reader:
+        async with open_prompt_history(log, STEPS, CODEC) as reader:
             assert await prompt_at(reader, steps, start) == prompts[start]
 
 
@@ -215,14 +215,14 @@ async def test_other_records_between_parent_and_child_do_not_matter(log: Connect
     for value in [CODEC.encode(parent), *others, CODEC.encode(last)]:
         producer.produce(log.topic_name(STEPS), value, "p")
     producer.flush(30)
-    async with open_history(log, STEPS, CODEC) as reader:
+    async with open_prompt_history(log, STEPS, CODEC) as reader:
         assert unpack_ids(await reader.prompt(last, 0, 4)).tolist() == prompt
 
 
 async def test_a_prompt_without_its_parent_is_broken_and_spoils_no_other(log: Connection) -> None:
     steps, prompts = conversation(5)
     await write(log, [steps[0], steps[1], steps[3], steps[4]])
-    async with open_history(log, STEPS, CODEC) as reader:
+    async with open_prompt_history(log, STEPS, CODEC) as reader:
         assert unpack_ids(await reader.prompt(steps[1], 0, 1)).tolist() == prompts[1]
         for lost, offset in ((steps[3], 2), (steps[4], 3)):
             with pytest.raises(BrokenPrompt, match=f"{lost.step_id} extends {lost.parent}, which"):
@@ -233,9 +233,9 @@ async def test_a_prompt_without_its_parent_is_broken_and_spoils_no_other(log: Co
 async def test_memory_of_prompts_is_bounded_and_what_was_forgotten_is_read_again(
     log: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "REMEMBERED", 3)
+    monkeypatch.setattr(prompt_history, "REMEMBERED", 3)
     steps, prompts = conversation(12)
     await write(log, steps)
-    async with open_history(log, STEPS, CODEC) as reader:
+    async with open_prompt_history(log, STEPS, CODEC) as reader:
         for offset in (11, 2, 10, 5):
             assert await prompt_at(reader, steps, offset) == prompts[offset]

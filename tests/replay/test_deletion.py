@@ -21,7 +21,7 @@ from pool.core.bookmark import Bookmark
 from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
 from pool.producers.sender import producer_options
 from pool.readers.dataset import Dataset
-from pool.readers.ends import wait_until_readable
+from pool.readers.end_offsets import wait_until_readable
 from pool.readers.selection import SelectionSettings
 from pool.topics import DEAD_LETTERS, LEDGER, REWARDED, STEPS, TRAJECTORIES
 from replay.deletion.command import delete

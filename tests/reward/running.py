@@ -15,7 +15,7 @@ from typing import Any
 from aiokafka import ConsumerRecord
 
 from pool.connection import Connection
-from pool.readers.ends import wait_until_readable
+from pool.readers.end_offsets import wait_until_readable
 from pool.topics import DEAD_LETTERS, REWARDED
 from schemas import Record, Step, TrajectoryEnd
 from tests.conftest import free_port

@@ -22,8 +22,8 @@ from pool.core.groups import GroupAssembler
 from pool.core.progress import Progress, Work
 from pool.core.trajectories import Stray
 from pool.producers.sender import Output
-from pool.readers.chronicle import in_order
 from pool.readers.scan import Scan, Span, received
+from pool.readers.time_order import merge_by_time
 from schemas import PartitionOffsets, Range, SchemaError
 from servicekit.errors import Fatal
 from trainer.deciding.waiting import Item
@@ -104,7 +104,7 @@ class RangeSource:
             partition.reach(partition.committed)
             ahead[number] = Span(partition.committed, self._spans[number].end)
         with Scan(self._connection, self._topic, ahead) as scan:
-            for message in in_order(scan):
+            for message in merge_by_time(scan):
                 work = self._feed(message)
                 self._positions[message.partition() or 0] = (message.offset() or 0) + 1
                 yield work

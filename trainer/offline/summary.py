@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pool.connection import Connection
 from pool.core.ledger import trajectory_verdicts
-from pool.readers.ends import wait_until_readable
+from pool.readers.end_offsets import wait_until_readable
 from pool.readers.reader import read_records
 from pool.topics import LEDGER
 from schemas import Decision, Outcome

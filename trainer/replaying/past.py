@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pool.connection import Connection
 from pool.core.ledger import Ledger, group_id
-from pool.readers import replay
+from pool.readers.decision_batch import find_lost_groups, read_groups
 from pool.readers.reader import read_records
 from pool.topics import LEDGER
 from schemas import DecidedGroup, Decision, Outcome
@@ -70,7 +70,7 @@ class Past:
     def rebuild(self, decision: Decision) -> Rebuilt:
         lost, made_with = self.ledger.lost(), settings_of(decision)
         groups = shares(decision, lost, 0, 1)
-        read = replay.read_groups(self._connection, self._codec, decision.topic, groups)
+        read = read_groups(self._connection, self._codec, decision.topic, groups)
         batch = make_batch(decision, asyncio.run(read), made_with.loss, made_with.limits)
         return Rebuilt(
             decision=decision,
@@ -88,7 +88,7 @@ class Past:
         versions = {group_id(g): d.version for d in decisions for g in d.groups}
         if not groups:
             return
-        gone = asyncio.run(replay.gone(self._connection, topic, list(groups.values())))
+        gone = asyncio.run(find_lost_groups(self._connection, topic, list(groups.values())))
         if gone:
             raise OffsetLost(
                 f"version {versions[group_id(gone[0])]} of run {self.ledger.run} cannot be made "

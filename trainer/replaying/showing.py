@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pool.readers.replay import trained
+from pool.readers.decision_batch import trained_members
 from schemas import DecidedGroup
 from trainer.data.sample import Sample
 from trainer.replaying.past import Rebuilt
@@ -52,7 +52,7 @@ def _group(rebuilt: Rebuilt, place: int) -> dict[str, Any]:
 
 
 def _member(sample: Sample, advantage: float, group: DecidedGroup, version: int) -> dict[str, Any]:
-    named = {member.trajectory_uid: member.offsets for member in trained(group)}
+    named = {member.trajectory_uid: member.offsets for member in trained_members(group)}
     versions = [row.versions[row.trainable] for row in sample.rows]
     oldest = min((int(part.min()) for part in versions if len(part)), default=None)
     return {

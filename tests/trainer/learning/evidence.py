@@ -6,7 +6,7 @@ from functools import cached_property
 from pool.connection import Connection
 from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
-from pool.readers.replay import trained
+from pool.readers.decision_batch import trained_members
 from pool.topics import LEDGER, POLICY, REWARDED, STEPS
 from schemas import Decision, Outcome, PolicyVersion, Position, Record, Step, TrajectoryEnd
 from tests.pool.log import messages, records
@@ -52,7 +52,7 @@ class Evidence:
         found = [
             self._rewarded[Position(partition=group.partition, offset=offset)]
             for group in groups
-            for member in trained(group)
+            for member in trained_members(group)
             for offset in member.offsets
         ]
         outcome = self._ledger.outcome(decision.sequence)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from pool import topics
 from pool.connection import Connection
-from pool.readers.ends import wait_until_readable
+from pool.readers.end_offsets import wait_until_readable
 from pool.topics import LEDGER, REWARDED
 from schemas import Outcome
 from servicekit.errors import Fatal, OffsetLost

@@ -17,7 +17,7 @@ LOOK_EVERY = 0.02
 PATIENCE = 60.0
 
 
-class Ends:
+class EndOffsets:
     """Keeps its connection, since a trainer samples marks at every step."""
 
     def __init__(self, connection: Connection, *topics: str) -> None:
@@ -71,7 +71,7 @@ class Ends:
 def wait_until_readable(connection: Connection, topic: str) -> None:
     """Until readers see all that the topic has now. A commit is answered before its markers are in
     the partitions, and until then they see none of it."""
-    ends = Ends(connection, topic)
+    ends = EndOffsets(connection, topic)
     written = ends.sample()[topic]
     deadline = time.monotonic() + PATIENCE
     while any(seen < end for seen, end in zip(ends.readable()[topic], written, strict=True)):

@@ -1,7 +1,7 @@
 """Why a cluster cannot be used, in words that name the setting to look at.
 
 A confluent-kafka client tells the reason to its `error_cb` and tries again; the call that waits
-learns only that time is up. `Troubles` remembers the reason for it.
+learns only that time is up. `ClientErrors` remembers the reason for it.
 """
 
 import re
@@ -21,7 +21,7 @@ WE_ARE_NOT_TRUSTED = re.compile("alert .*(certificate|unknown ca)")
 OTHER_PROTOCOL = re.compile("PLAINTEXT broker|closed by peer|not valid in current SASL state")
 
 
-class Troubles:
+class ClientErrors:
     """What one client was told; `note` is its error_cb, and the client must be polled for it."""
 
     def __init__(self, connection: Connection) -> None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from pool.connection import Connection
-from pool.core import scored
+from pool.core import scored_groups
 from pool.core.groups import Group
 from pool.core.progress import Received
 from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
@@ -18,7 +18,7 @@ from servicekit.errors import OffsetLost
 from servicekit.tracing import traceparent_of
 
 
-async def batch(connection: Connection, codec: Codec, decision: Decision) -> list[Group]:
+async def read_batch(connection: Connection, codec: Codec, decision: Decision) -> list[Group]:
     """The trained groups with their trained members, in the order of the Decision."""
     groups = [group for group in decision.groups if group.verdict == "train"]
     return await read_groups(connection, codec, decision.topic, groups)
@@ -35,20 +35,22 @@ async def read_groups(
     return [_group(group, records) for group in groups]
 
 
-async def gone(
+async def find_lost_groups(
     connection: Connection, topic: str, groups: Sequence[DecidedGroup]
 ) -> list[DecidedGroup]:
     """Those of which the log has deleted records."""
+    if not groups:
+        return []
     async with open_topic(connection, topic) as reader:
         bounds = await reader.bounds(reader.partitions)
     return [group for group in groups if _first_offset(group) < bounds[group.partition].low]
 
 
 def _first_offset(group: DecidedGroup) -> int:
-    return min(offset for member in trained(group) for offset in member.offsets)
+    return min(offset for member in trained_members(group) for offset in member.offsets)
 
 
-def trained(group: DecidedGroup) -> list[Member]:
+def trained_members(group: DecidedGroup) -> list[Member]:
     return [member for member in group.members if member.verdict == "train"]
 
 
@@ -57,7 +59,7 @@ async def _read(
 ) -> dict[tuple[int, int], Received]:
     wanted: dict[int, set[int]] = defaultdict(set)
     for group in groups:
-        for member in trained(group):
+        for member in trained_members(group):
             wanted[group.partition].update(member.offsets)
     starts = {partition: min(offsets) for partition, offsets in wanted.items()}
     ends = {partition: max(offsets) + 1 for partition, offsets in wanted.items()}
@@ -76,10 +78,12 @@ async def _read(
 def _group(decided: DecidedGroup, records: dict[tuple[int, int], Received]) -> Group:
     group = Group(decided.prompt_uid, decided.partition, size=len(decided.members))
     group.closed_at = decided.closed_at
-    for member in trained(decided):
+    for member in trained_members(decided):
         first = records[decided.partition, member.offsets[0]]
         if isinstance(first.record, ScoredGroup):
-            posted = {trajectory.uid: trajectory for trajectory in scored.members(first)}
+            posted = {
+                trajectory.uid: trajectory for trajectory in scored_groups.trajectories_of(first)
+            }
             group.members[member.trajectory_uid] = posted[member.trajectory_uid]
             continue
         assembler = TrajectoryAssembler()

@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 
 from pool import topics
 from pool.connection import Connection
-from pool.readers.ends import Ends, wait_until_readable
+from pool.readers.end_offsets import EndOffsets, wait_until_readable
 from pool.topics import REWARDED, STEPS
 from steplog.kafka import local_kafka
 from tests.conftest import free_port, kill
@@ -26,7 +26,7 @@ def test_ends_are_told_after_the_broker_was_killed_and_came_back(tmp_path: Path)
     connection = Connection(bootstrap=broker.bootstrap)
     try:
         topics.create(connection, partitions=2)
-        ends = Ends(connection, STEPS, REWARDED)
+        ends = EndOffsets(connection, STEPS, REWARDED)
         assert sum(ends.sample()[STEPS]) == 0
         for killed in (1, 2):
             kill(broker)
@@ -44,7 +44,7 @@ def test_one_can_wait_until_readers_see_what_was_committed(connection: Connectio
     producer.begin_transaction()
     producer.produce(connection.topic_name(STEPS), b"anything")
     producer.flush()
-    ends = Ends(connection, STEPS)
+    ends = EndOffsets(connection, STEPS)
     assert (ends.sample()[STEPS], ends.readable()[STEPS]) == ([1], [0])
     waiting = threading.Thread(target=wait_until_readable, args=(connection, STEPS))
     waiting.start()

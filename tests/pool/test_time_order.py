@@ -9,9 +9,9 @@ from confluent_kafka import Producer as ConfluentProducer
 from pool import topics
 from pool.connection import Connection
 from pool.producers.sender import producer_options
-from pool.readers import chronicle
-from pool.readers.chronicle import in_order
+from pool.readers import time_order
 from pool.readers.scan import Scan, Span
+from pool.readers.time_order import merge_by_time
 from pool.topics import STEPS
 
 pytestmark = pytest.mark.broker
@@ -25,7 +25,7 @@ def place(message: Message) -> tuple[int, int]:
 
 def read(connection: Connection, spans: dict[int, Span]) -> list[tuple[int, int]]:
     with Scan(connection, STEPS, spans) as scan:
-        return [place(message) for message in in_order(scan)]
+        return [place(message) for message in merge_by_time(scan)]
 
 
 def test_messages_come_in_the_order_in_which_they_were_written(
@@ -50,7 +50,7 @@ def test_messages_come_in_the_order_in_which_they_were_written(
     times = {at: number // 5 for number, at in enumerate(written)}
     assert sorted(found) == sorted(written)
     assert [times[at] for at in found] == sorted(times.values())
-    monkeypatch.setattr(chronicle, "AHEAD", 2_000)  # fetching pauses all the time
+    monkeypatch.setattr(time_order, "AHEAD", 2_000)  # fetching pauses all the time
     assert read(connection, spans) == found
     for cut in (1, 250, 599):
         here = {

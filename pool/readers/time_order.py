@@ -19,7 +19,7 @@ AHEAD = 32 * 2**20
 what the client has fetched, so it must be rare."""
 
 
-def in_order(scan: Scan) -> Iterator[Message]:
+def merge_by_time(scan: Scan) -> Iterator[Message]:
     waiting = {number: _Waiting() for number in scan.spans}
     heads: list[tuple[int, int]] = []
     """When the next message of a partition was written, and which partition it is."""

@@ -51,12 +51,12 @@ class _Words(NamedTuple):
     generation: dict[str, Any]
 
 
-def group_of(uid: str) -> str:
+def posted_group_uid(uid: str) -> str:
     """The group that a trajectory would be in, if it was posted; any other uid is given back."""
     return uid.rpartition("/")[0] or uid
 
 
-def members(received: Received) -> list[Trajectory]:
+def trajectories_of(received: Received) -> list[Trajectory]:
     """One trajectory per sequence that has a score."""
     assert isinstance(received.record, ScoredGroup)
     group = received.record

@@ -20,7 +20,7 @@ REMEMBERED = 4_096
 
 
 class PromptHistory:
-    """Made by `open_history`. Give it every Step in the order of its partition."""
+    """Made by `open_prompt_history`. Give it every Step in the order of its partition."""
 
     def __init__(self, reader: Reader, codec: Codec) -> None:
         self._reader = reader
@@ -70,7 +70,7 @@ class PromptHistory:
 
 
 @asynccontextmanager
-async def open_history(
+async def open_prompt_history(
     connection: Connection, topic: str, codec: Codec
 ) -> AsyncIterator[PromptHistory]:
     """Reads on a connection of its own, so that looking back disturbs nobody."""

@@ -29,7 +29,7 @@ TEXTS = (
 T = TypeVar("T")
 
 
-def pieces(group: ScoredGroup) -> list[bytes]:
+def encode_pieces(group: ScoredGroup) -> list[bytes]:
     """To be joined: the fields in the schema's order."""
     out: list[bytes] = []
     for text in (group.group_uid, group.prompt_uid, group.run, group.channel):
