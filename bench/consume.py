@@ -8,9 +8,9 @@ from confluent_kafka import Consumer, TopicPartition
 from bench.measure import compare, show
 from pool.connection import Connection
 from pool.consumers.consumer import BATCH, StatefulConsumer, consumer_options
-from pool.core.groups import Group, GroupAssembler, Outsider
+from pool.core.groups import Group, GroupAssembler, UngroupedTrajectory
 from pool.core.progress import Received
-from pool.core.trajectories import Stray
+from pool.core.trajectories import StrayRecord
 from pool.topics import STEPS, find
 
 COMMIT_EVERY = 0.1
@@ -92,7 +92,7 @@ def consume(connection: Connection) -> int:
         return assemblers.setdefault(partition, GroupAssembler())
 
     name = f"bench-{uuid.uuid4().hex[:8]}"
-    consumer: StatefulConsumer[Group | Outsider | Stray] = StatefulConsumer(
+    consumer: StatefulConsumer[Group | UngroupedTrajectory | StrayRecord] = StatefulConsumer(
         connection,
         topic=STEPS,
         group=name,

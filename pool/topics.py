@@ -46,7 +46,7 @@ TIMEOUT = 10.0
 POLL = 0.05
 
 
-class Topic(NamedTuple):
+class TopicSpec(NamedTuple):
     """One topic of the log."""
 
     records: tuple[type[Record], ...]
@@ -65,14 +65,14 @@ class Topic(NamedTuple):
         }
 
 
-TOPICS: Mapping[str, Topic] = {
-    STEPS: Topic((Step, TrajectoryEnd, Feedback, StepNote), "delete", FOREVER),
-    REWARDED: Topic((Step, TrajectoryEnd, Feedback, StepNote, ScoredGroup), "delete", 30 * DAY),
-    POLICY: Topic((PolicyVersion,), "delete", FOREVER, ordered=True),
-    LEDGER: Topic((Decision, Outcome), "delete", FOREVER, ordered=True),
-    TRAJECTORIES: Topic((Registration,), "compact,delete", 7 * DAY),
-    ATROPOS: Topic((AtroposEvent,), "delete", FOREVER, ordered=True, optional=True),
-    DEAD_LETTERS: Topic((), "delete", 30 * DAY),
+TOPICS: Mapping[str, TopicSpec] = {
+    STEPS: TopicSpec((Step, TrajectoryEnd, Feedback, StepNote), "delete", FOREVER),
+    REWARDED: TopicSpec((Step, TrajectoryEnd, Feedback, StepNote, ScoredGroup), "delete", 30 * DAY),
+    POLICY: TopicSpec((PolicyVersion,), "delete", FOREVER, ordered=True),
+    LEDGER: TopicSpec((Decision, Outcome), "delete", FOREVER, ordered=True),
+    TRAJECTORIES: TopicSpec((Registration,), "compact,delete", 7 * DAY),
+    ATROPOS: TopicSpec((AtroposEvent,), "delete", FOREVER, ordered=True, optional=True),
+    DEAD_LETTERS: TopicSpec((), "delete", 30 * DAY),
 }
 
 
@@ -90,12 +90,12 @@ def rewarded_topic(tag: str | None) -> str:
     return f"{REWARDED}.{tag}"
 
 
-def kind(name: str) -> Topic | None:
+def kind(name: str) -> TopicSpec | None:
     """What a topic of ours is like; None: it is none of ours."""
     return TOPICS[REWARDED] if TWIN.fullmatch(name) else TOPICS.get(name)
 
 
-class Found(NamedTuple):
+class TopicLayout(NamedTuple):
     """What a cluster has of one topic."""
 
     partitions: int
@@ -195,7 +195,7 @@ def delete(connection: Connection, names: Iterable[str]) -> None:
             raise Fatal(f"topic {name} was not deleted: {error.args[0].str()}") from error
 
 
-def check_twin(found: Mapping[str, Found], connection: Connection, name: str) -> None:
+def check_twin(found: Mapping[str, TopicLayout], connection: Connection, name: str) -> None:
     """Refuses a topic of rewards that is not there, or that would split groups."""
     if name not in found:
         raise TopicMismatch(
@@ -205,7 +205,7 @@ def check_twin(found: Mapping[str, Found], connection: Connection, name: str) ->
     _check_same(found, connection, name)
 
 
-def check(connection: Connection, *needed: str) -> dict[str, Found]:
+def check(connection: Connection, *needed: str) -> dict[str, TopicLayout]:
     """Refuses a cluster on which groups would be split or records refused. `needed` are the optional
     topics that it must have, too."""
     found = find(connection)
@@ -224,7 +224,7 @@ def check(connection: Connection, *needed: str) -> dict[str, Found]:
     return found
 
 
-def _check_same(found: Mapping[str, Found], connection: Connection, name: str) -> None:
+def _check_same(found: Mapping[str, TopicLayout], connection: Connection, name: str) -> None:
     steps, rewarded = found[STEPS].partitions, found[name].partitions
     if steps != rewarded:
         raise TopicMismatch(
@@ -234,7 +234,7 @@ def _check_same(found: Mapping[str, Found], connection: Connection, name: str) -
         )
 
 
-def find(connection: Connection) -> dict[str, Found]:
+def find(connection: Connection) -> dict[str, TopicLayout]:
     """Our topics that exist, by their names without the prefix."""
     troubles = ClientErrors(connection)
     # It is polled for troubles only; they are told by an error, not by log lines.
@@ -251,7 +251,7 @@ def find(connection: Connection) -> dict[str, Found]:
         ) from error
     prefix = connection.topic_prefix
     return {
-        name: Found(len(about.partitions), len(about.partitions[0].replicas))
+        name: TopicLayout(len(about.partitions), len(about.partitions[0].replicas))
         for topic, about in metadata.topics.items()
         if topic.startswith(prefix)
         and kind(name := topic.removeprefix(prefix))
@@ -279,7 +279,7 @@ def _wait_until_seen(connection: Connection, names: AbstractSet[str]) -> None:
         time.sleep(POLL)
 
 
-def _count(name: str, existing: Mapping[str, Found], partitions: int) -> int:
+def _count(name: str, existing: Mapping[str, TopicLayout], partitions: int) -> int:
     """The asked number, unless the topic's twin is there already."""
     twin = existing.get({STEPS: REWARDED, REWARDED: STEPS}.get(name, ""))
     return twin.partitions if twin else partitions

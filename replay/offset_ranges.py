@@ -2,10 +2,10 @@
 
 from pool.connection import Connection
 from pool.readers.reader import read_bounds
-from pool.readers.scan import Span
+from pool.readers.scan import OffsetRange
 
-Spans = dict[int, Span]
+Spans = dict[int, OffsetRange]
 
 
 def spans_of(connection: Connection, topic: str) -> Spans:
-    return {number: Span(*bound) for number, bound in read_bounds(connection, topic).items()}
+    return {number: OffsetRange(*bound) for number, bound in read_bounds(connection, topic).items()}

@@ -15,7 +15,7 @@ from pool import topics
 from pool.core.trajectories import step_of
 from pool.readers.dataset import Dataset
 from pool.readers.end_offsets import wait_until_readable
-from pool.readers.selection import Ranges, Selection
+from pool.readers.selection import Selection, TopicRanges
 from pool.topics import STEPS, rewarded_topic
 from reward import tags
 from reward.function import Function, load_all
@@ -54,7 +54,7 @@ def _begin(settings: RescoreSettings, functions: Sequence[Function], view: View)
     return plan
 
 
-def _look_over(settings: RescoreSettings, view: View) -> tuple[Ranges, int]:
+def _look_over(settings: RescoreSettings, view: View) -> tuple[TopicRanges, int]:
     """What was read, and how many trajectories there are; Fatal if they cannot be scored."""
     tokenizer = TokenizerFolder(settings.tokenizer) if settings.tokenizer else None
     count = 0

@@ -22,9 +22,9 @@ from pool.connection import Connection
 from pool.consumers.commits import read_commits, set_commits
 from pool.core.bookmark import Bookmark
 from pool.readers.dataset import LOOK_BACK
-from pool.readers.reader import Bounds, read_bounds
-from pool.readers.scan import Scan, Span, received
-from pool.readers.selection import Ranges, SelectionSettings
+from pool.readers.reader import PartitionBounds, read_bounds
+from pool.readers.scan import OffsetRange, Scan, received
+from pool.readers.selection import SelectionSettings, TopicRanges
 from pool.topics import STEPS, rewarded_topic
 from reward.function import Function, described
 from schemas import TrajectoryEnd
@@ -55,7 +55,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(
-    functions: Sequence[Function], selection: SelectionSettings, ranges: Ranges, trajectories: int
+    functions: Sequence[Function],
+    selection: SelectionSettings,
+    ranges: TopicRanges,
+    trajectories: int,
 ) -> Plan:
     spans = [span for _, span in sorted(ranges.spans.items())]
     return Plan(
@@ -103,7 +106,7 @@ def find_plan(
     return plan
 
 
-def begin(connection: Connection, tag: str, plan: Plan, ranges: Ranges) -> None:
+def begin(connection: Connection, tag: str, plan: Plan, ranges: TopicRanges) -> None:
     """Makes the topic, then records the plan together with where reading begins. Between the two the
     topic is empty, and anybody may begin again."""
     topics.create_twin(connection, tag)
@@ -165,7 +168,10 @@ def open_live(connection: Connection, tag: str, group: str, functions: Sequence[
 
 
 def _check_functions(
-    connection: Connection, topic: str, bounds: dict[int, Bounds], functions: Sequence[Function]
+    connection: Connection,
+    topic: str,
+    bounds: dict[int, PartitionBounds],
+    functions: Sequence[Function],
 ) -> None:
     found = newest_functions(connection, topic, bounds)
     if found is not None and found != sorted(function.described for function in functions):
@@ -176,10 +182,12 @@ def _check_functions(
 
 
 def newest_functions(
-    connection: Connection, topic: str, bounds: dict[int, Bounds]
+    connection: Connection, topic: str, bounds: dict[int, PartitionBounds]
 ) -> list[str] | None:
     """Those of the last scored End that is found; None: nothing is scored yet."""
-    spans = {n: Span(max(bound.low, bound.end - TAIL), bound.end) for n, bound in bounds.items()}
+    spans = {
+        n: OffsetRange(max(bound.low, bound.end - TAIL), bound.end) for n, bound in bounds.items()
+    }
     codec, newest = connection.codec(), None
     with Scan(connection, topic, spans) as scan:
         for message in scan:

@@ -22,10 +22,10 @@ from itertools import count
 
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
-from pool.core.dead_letters import Letter, PoisonLimiter
-from pool.core.progress import Progress, Work
+from pool.core.dead_letters import DeadLetter, PoisonLimiter
+from pool.core.progress import Progress, WorkItem
 from pool.core.trajectories import (
-    Stray,
+    StrayRecord,
     Trajectory,
     TrajectoryAssembler,
     annotated,
@@ -63,7 +63,7 @@ PROBATION = 10.0
 """Seconds for which failures are held back until something has been scored: a worker that fails on
 everything stops before it has written any of it, however often it is started again."""
 
-Item = Trajectory | Stray
+Item = Trajectory | StrayRecord
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class Job:
 
     item: Item
     back: Callable[["Job"], None]
-    work: Work[Item] | None = None
+    work: WorkItem[Item] | None = None
     opinions: list[Opinion] = field(default_factory=list)
     is_wanted: Callable[[], bool] = lambda: True
     """Not when its partition went to another worker."""
@@ -257,7 +257,7 @@ class Worker:
         self._next_lag = now + LOOK_AT_LAG
         show_lag(self._group, self._names[STEPS], self._consumer.lags())
 
-    def _take(self, work: Work[Item]) -> None:
+    def _take(self, work: WorkItem[Item]) -> None:
         if self._selection is not None and not self._is_selected(work.item, self._selection):
             self._consumer.finish([work], [])
             return
@@ -290,7 +290,7 @@ class Worker:
             return False
         return selection.has_item(item)
 
-    def _is_ours(self, work: Work[Item]) -> bool:
+    def _is_ours(self, work: WorkItem[Item]) -> bool:
         return self._consumer.assignment(work.assignment.partition) is work.assignment
 
     def _collect(self) -> None:
@@ -328,7 +328,7 @@ class Worker:
 
     def _outputs(self, job: Job) -> list[Output]:
         item = job.item
-        if isinstance(item, Stray):
+        if isinstance(item, StrayRecord):
             copy = annotated(item.received.record, source(item.received))
             return [self._output(self._rewarded, copy, item.received.trace)]
         traces = [received.trace for received in item.records]
@@ -366,7 +366,7 @@ class Worker:
         reason = f"reward {failure.name}: {failure.failure}"
         place, value = item.ended, self._codec.encode(item.end, self._names[STEPS])
         key = item.prompt_uid.encode()
-        letter = Letter(
+        letter = DeadLetter(
             self._names[STEPS], place.partition, place.offset, key, value, (), item.end.created_at
         )
         dead_letters.labels(STAGE, failure.name).inc()

@@ -45,7 +45,7 @@ class Registry(Protocol):
     def schema_of(self, schema_id: int) -> Schema: ...
 
 
-class Written(NamedTuple):
+class WriterSchema(NamedTuple):
     """How to read what a schema wrote."""
 
     schema: Schema
@@ -59,7 +59,7 @@ class Codec:
 
     def __init__(self, registry: Registry | None = None) -> None:
         self._registry = registry
-        self._registered: dict[int, Written] = {}
+        self._registered: dict[int, WriterSchema] = {}
 
     def encode(self, record: Record, topic: str = "") -> bytes:
         """The value that stands in `topic`. The topic matters to a registry only."""
@@ -115,14 +115,14 @@ class Codec:
             return self._single_object(value).record_type
         return self._confluent(value).record_type
 
-    def _single_object(self, value: bytes) -> Written:
+    def _single_object(self, value: bytes) -> WriterSchema:
         written = _known().get(value[:SINGLE_OBJECT_HEADER])
         if written is None:
             mark = value[len(SINGLE_OBJECT) : SINGLE_OBJECT_HEADER].hex()
             raise UnknownSchema(f"no schema with fingerprint {mark} is known to this version")
         return written
 
-    def _confluent(self, value: bytes) -> Written:
+    def _confluent(self, value: bytes) -> WriterSchema:
         if not value.startswith(CONFLUENT) or len(value) < CONFLUENT_HEADER:
             raise SchemaError(
                 f"the value begins with {value[:2].hex()}, which is no framing of ours"
@@ -162,7 +162,7 @@ def _today() -> dict[type[Record], tuple[Schema, bytes]]:
 
 
 @lru_cache(maxsize=1)
-def _known() -> dict[bytes, Written]:
+def _known() -> dict[bytes, WriterSchema]:
     """Every schema that ever wrote a record, by its single-object header; today's win."""
     folder = resources.files("schemas") / "released"
     released = [parse(file.read_text()) for file in folder.iterdir()]
@@ -170,13 +170,13 @@ def _known() -> dict[bytes, Written]:
     return {_header_of(schema): _written(schema) for schema in released + today}
 
 
-def _written(schema: Schema) -> Written:
+def _written(schema: Schema) -> WriterSchema:
     types = {f"steplog.{record_type.__name__}": record_type for record_type in RECORD_TYPES}
     if schema["name"] not in types:
         raise UnknownSchema(f"{schema['name']} is no record of this version")
     record_type = types[schema["name"]]
     today = current_schema(record_type)
-    return Written(schema, record_type, None if schema is today else today)
+    return WriterSchema(schema, record_type, None if schema is today else today)
 
 
 def parse(text: str) -> Schema:

@@ -33,7 +33,7 @@ Verdict = Literal[
 ]
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
+class RecordPart(msgspec.Struct, frozen=True, gc=False):
     """A named part of a record."""
 
 
@@ -44,13 +44,13 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     schema_file: ClassVar[str]
 
 
-class Segment(Part, frozen=True, kw_only=True):
+class Segment(RecordPart, frozen=True, kw_only=True):
     incarnation: int
     version: int
     first_token: int
 
 
-class Position(Part, frozen=True, kw_only=True, order=True):
+class Position(RecordPart, frozen=True, kw_only=True, order=True):
     """A place in a topic whose name is known from the context."""
 
     partition: int
@@ -99,7 +99,7 @@ class Step(Record, frozen=True, kw_only=True):
             raise ValueError("packed ids must be whole 4-byte integers")
 
 
-class Reward(Part, frozen=True, kw_only=True):
+class Reward(RecordPart, frozen=True, kw_only=True):
     name: str
     version: str = ""
     value: float | None = None
@@ -226,14 +226,14 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     topic: str = "rewarded"
 
 
-class Member(Part, frozen=True, kw_only=True):
+class Member(RecordPart, frozen=True, kw_only=True):
     trajectory_uid: str
     verdict: Verdict
     reason: str = ""
     offsets: list[int] = []
 
 
-class DecidedGroup(Part, frozen=True, kw_only=True):
+class DecidedGroup(RecordPart, frozen=True, kw_only=True):
     prompt_uid: str
     partition: int
     first_offset: int
@@ -243,13 +243,13 @@ class DecidedGroup(Part, frozen=True, kw_only=True):
     members: list[Member] = []
 
 
-class PartitionOffsets(Part, frozen=True, kw_only=True):
+class PartitionOffsets(RecordPart, frozen=True, kw_only=True):
     partition: int
     committed: int
     rebuild: int
 
 
-class Range(Part, frozen=True, kw_only=True):
+class SkippedRange(RecordPart, frozen=True, kw_only=True):
     partition: int
     first: int
     end: int
@@ -266,7 +266,7 @@ class Decision(Record, frozen=True, kw_only=True):
     others: list[Member] = []
     offsets: list[PartitionOffsets] = []
     needs: int | None = None
-    skipped: list[Range] = []
+    skipped: list[SkippedRange] = []
     settings: Json = "{}"
     packing: Json = "{}"
     seed: int = 0

@@ -3,8 +3,8 @@
 Later sources win: file, then environment, then command line. An unknown key is an error, with the
 nearest one that exists. Values never appear in messages, as any of them could hold a secret.
 
-This module knows no service. `House` says who else has settings in the same places: their keys are
-theirs to check.
+This module knows no service. `SettingsScope` says which other services have settings in the same
+places: it is up to them to check their keys.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DEFAULT_FILE = Path("steplog.toml")
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
-class House(NamedTuple):
+class SettingsScope(NamedTuple):
     """Who shares the settings file and the environment."""
 
     services: Collection[str]
@@ -45,7 +45,7 @@ class SettingsError(Exception):
         self.problems = tuple(problems)
 
 
-class Given(NamedTuple):
+class SourcedValue(NamedTuple):
     """A value, and the words for where it was found."""
 
     value: Any
@@ -80,7 +80,7 @@ def load(
     service: str,
     namespace: argparse.Namespace,
     environ: Mapping[str, str],
-    house: House,
+    house: SettingsScope,
 ) -> Settings:
     """Merge all sources into the settings of one service."""
     problems: list[str] = []
@@ -106,8 +106,8 @@ def _file(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Path | N
 
 
 def _from_file(
-    cls: type[BaseModel], service: str, file: Path | None, house: House, problems: list[str]
-) -> dict[str, Given]:
+    cls: type[BaseModel], service: str, file: Path | None, house: SettingsScope, problems: list[str]
+) -> dict[str, SourcedValue]:
     content = _read(file, problems) if file else {}
     tables = {key: value for key, value in content.items() if key in house.services}
     shared = {key: value for key, value in content.items() if key not in house.services}
@@ -136,8 +136,14 @@ def _from_file(
         for key in own
         if key not in cls.model_fields
     ]
-    found = {key: Given(value, f"{key} in {file}") for key, value in shared.items() if key in known}
-    found |= {key: Given(value, f"{key} in [{service}] of {file}") for key, value in own.items()}
+    found = {
+        key: SourcedValue(value, f"{key} in {file}")
+        for key, value in shared.items()
+        if key in known
+    }
+    found |= {
+        key: SourcedValue(value, f"{key} in [{service}] of {file}") for key, value in own.items()
+    }
     return {key: item for key, item in found.items() if key in cls.model_fields}
 
 
@@ -169,9 +175,9 @@ def _from_environment(
     cls: type[BaseModel],
     service: str,
     environ: Mapping[str, str],
-    house: House,
+    house: SettingsScope,
     problems: list[str],
-) -> dict[str, Given]:
+) -> dict[str, SourcedValue]:
     known = variables(house.shared or {}, PREFIX) | variables(cls.model_fields, prefix_of(service))
     checked = (service,) if house.shared is None else (None, service)
     found = {}
@@ -179,7 +185,7 @@ def _from_environment(
     for variable, (name, is_file) in known.items():
         if variable in environ and name in cls.model_fields:
             text = _content(variable, environ[variable], problems) if is_file else environ[variable]
-            found[name] = Given(_parse(cls.model_fields[name], text), variable)
+            found[name] = SourcedValue(_parse(cls.model_fields[name], text), variable)
     problems += [
         f"{variable} and {variable}_FILE are both set; remove one of them"
         for variable in known
@@ -206,7 +212,7 @@ def prefix_of(service: str) -> str:
     return f"{PREFIX}{service.upper().replace('-', '_')}_"
 
 
-def _owner(variable: str, house: House) -> str | None:
+def _owner(variable: str, house: SettingsScope) -> str | None:
     """The service that a variable speaks to: the one with the longest name that fits."""
     owners = [service for service in house.services if variable.startswith(prefix_of(service))]
     return max(owners, key=len, default=None)
@@ -222,10 +228,14 @@ def _content(variable: str, file: str, problems: list[str]) -> str:
     return ""
 
 
-def _from_command_line(cls: type[BaseModel], namespace: argparse.Namespace) -> dict[str, Given]:
+def _from_command_line(
+    cls: type[BaseModel], namespace: argparse.Namespace
+) -> dict[str, SourcedValue]:
     options = {key: value for key, value in vars(namespace).items() if key in cls.model_fields}
     return {
-        name: Given(_parse(cls.model_fields[name], value), argument(name, cls.model_fields[name]))
+        name: SourcedValue(
+            _parse(cls.model_fields[name], value), argument(name, cls.model_fields[name])
+        )
         for name, value in options.items()
     }
 
@@ -286,7 +296,7 @@ def _unknown(what: str, where: str, name: str, known: Collection[str]) -> str:
 
 
 def _sentences(
-    cls: type[BaseModel], service: str, given: Mapping[str, Given], error: ValidationError
+    cls: type[BaseModel], service: str, given: Mapping[str, SourcedValue], error: ValidationError
 ) -> list[str]:
     return [
         _sentence(cls, service, given, ".".join(map(str, problem["loc"])), problem["msg"])
@@ -295,7 +305,7 @@ def _sentences(
 
 
 def _sentence(
-    cls: type[BaseModel], service: str, given: Mapping[str, Given], path: str, expected: str
+    cls: type[BaseModel], service: str, given: Mapping[str, SourcedValue], path: str, expected: str
 ) -> str:
     name = path.partition(".")[0]
     if name not in cls.model_fields:

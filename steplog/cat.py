@@ -18,7 +18,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pool.connection import Connection
 from pool.core.prompts import BrokenPrompt
 from pool.readers.prompt_history import PromptHistory, open_prompt_history
-from pool.readers.reader import Reader, open_topic
+from pool.readers.reader import TopicReader, open_topic
 from pool.readers.selection import offset_or_time
 from pool.topics import TOPICS, kind
 from schemas import Codec, Record, SchemaError, Step
@@ -82,7 +82,7 @@ async def _cat(
             shown += 1
 
 
-async def _messages(settings: CatSettings, reader: Reader) -> AsyncIterator[ConsumerRecord]:
+async def _messages(settings: CatSettings, reader: TopicReader) -> AsyncIterator[ConsumerRecord]:
     partitions = list(reader.partitions)
     if settings.key is not None:
         partitions = [reader.partition_of(settings.key)]

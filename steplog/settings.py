@@ -20,7 +20,13 @@ from pydantic import BaseModel
 
 from pool.settings import ServiceSettings
 from servicekit import settings_sources as sources
-from servicekit.settings_sources import POSITIONAL, House, Settings, SettingsError, add_options
+from servicekit.settings_sources import (
+    POSITIONAL,
+    Settings,
+    SettingsError,
+    SettingsScope,
+    add_options,
+)
 
 __all__ = ["POSITIONAL", "SERVICES", "SettingsError", "add_options", "load", "settings_class"]
 
@@ -50,7 +56,7 @@ SERVICES = {
 """Where each service's settings class is; it is imported when the service is used."""
 
 SHARED = ServiceSettings.model_fields
-HOUSE = House(SERVICES, SHARED)
+HOUSE = SettingsScope(SERVICES, SHARED)
 
 
 def settings_class(service: str) -> type[BaseModel]:

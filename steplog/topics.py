@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pool import topics
 from pool.connection import Connection
-from pool.topics import REWARDED, TOPICS, Found, Topic
+from pool.topics import REWARDED, TOPICS, TopicLayout, TopicSpec
 from schemas.registry import SchemaRegistry
 
 COLUMNS = "{:<28} {:>10} {:>11}  {:<15} {}"
@@ -75,7 +75,7 @@ def _rows(settings: TopicsSettings) -> list[Row]:
     ]
 
 
-def _row(name: str, topic: Topic, found: Found | None) -> Row:
+def _row(name: str, topic: TopicSpec, found: TopicLayout | None) -> Row:
     partitions, replication = found or (None, None)
     records = [record_type.__name__ for record_type in topic.records]
     return Row(name, partitions, replication, topic.cleanup, records)

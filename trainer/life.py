@@ -7,16 +7,16 @@ from types import TracebackType
 from typing import Protocol
 
 from pool.connection import Connection
-from pool.consumers.consumer import Finished, Outputs
+from pool.consumers.consumer import FinishedWork, Outputs
 from pool.core.groups import GroupAssembler
 from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
-from pool.core.progress import Progress, Work
+from pool.core.progress import Progress, WorkItem
 from pool.producers.sender import Output
 from pool.readers.end_offsets import EndOffsets
 from pool.readers.reader import read_records
 from pool.topics import LEDGER, POLICY, STEPS
-from schemas import Decision, Outcome, PolicyVersion, Range, Record
+from schemas import Decision, Outcome, PolicyVersion, Record, SkippedRange
 from schemas.records import Phase
 from servicekit.errors import Fatal
 from trainer.deciding.waiting import Item
@@ -26,7 +26,7 @@ class Source(Protocol):
     """Where closed groups come from, and the right to write: a member of a consumer group, or a reader
     of a fixed range."""
 
-    lost: list[Range]
+    lost: list[SkippedRange]
 
     def __enter__(self) -> object: ...
 
@@ -37,14 +37,14 @@ class Source(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    def poll(self, timeout: float) -> list[Work[Item]]: ...
+    def poll(self, timeout: float) -> list[WorkItem[Item]]: ...
 
     def finish(
         self,
-        works: Sequence[Work[Item]],
+        works: Sequence[WorkItem[Item]],
         outputs: Outputs,
         assignments: Sequence[Progress[Item]] = (),
-    ) -> Finished[Item]: ...
+    ) -> FinishedWork[Item]: ...
 
     def commit(self) -> bool: ...
 

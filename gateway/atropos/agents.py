@@ -30,7 +30,7 @@ from gateway.atropos.state import State
 from pool.core.bookmark import Bookmark
 from pool.core.groups import Group, GroupAssembler, GroupRules
 from pool.core.progress import Progress, Received
-from pool.readers.reader import Reader
+from pool.readers.reader import TopicReader
 from schemas import Codec, DecidedGroup, SchemaError, ScoredGroup
 from schemas.codec import single_object_header
 from servicekit.errors import BrokerUnavailable, OffsetLost, RecordTooLarge
@@ -53,7 +53,13 @@ AHEAD = 10_000
 
 class Agents:
     def __init__(
-        self, reader: Reader, codec: Codec, written: Log, state: State, run: str, rules: GroupRules
+        self,
+        reader: TopicReader,
+        codec: Codec,
+        written: Log,
+        state: State,
+        run: str,
+        rules: GroupRules,
     ) -> None:
         self._reader = reader
         self._codec = codec

@@ -23,8 +23,8 @@ from gateway.atropos.events import (
 )
 from gateway.atropos.queue import Group, group_of
 from gateway.atropos.state import State, needed
-from pool.producers.sender import Sender
-from pool.readers.reader import Reader
+from pool.producers.sender import BaseProducer
+from pool.readers.reader import TopicReader
 from pool.topics import ATROPOS
 from schemas import AtroposEvent, Codec, Position, SchemaError, ScoredGroup
 from schemas.codec import CONFLUENT, single_object_header
@@ -59,7 +59,12 @@ class Rebuild:
     """`progress` says in words how far it is."""
 
     def __init__(
-        self, events: Reader, rewarded: Reader, producer: Sender, codec: Codec, run: str
+        self,
+        events: TopicReader,
+        rewarded: TopicReader,
+        producer: BaseProducer,
+        codec: Codec,
+        run: str,
     ) -> None:
         self._events = events
         self._rewarded = rewarded

@@ -24,7 +24,7 @@ from gateway.http.keys import load_keys
 from gateway.http_server import http_server, serve_beside
 from pool import topics
 from pool.producers.batch_producer import Convoys
-from pool.readers.reader import Reader, open_topic
+from pool.readers.reader import TopicReader, open_topic
 from pool.topics import ATROPOS, REWARDED, TOPICS
 from servicekit.errors import BrokerUnavailable, Fatal
 from servicekit.process import calm_the_collector, listen, start_logging
@@ -138,7 +138,7 @@ async def _open_parts(
 
 
 @asynccontextmanager
-async def _open_topics(settings: AtroposSettings, *names: str) -> AsyncIterator[list[Reader]]:
+async def _open_topics(settings: AtroposSettings, *names: str) -> AsyncIterator[list[TopicReader]]:
     """All at the same time."""
     async with AsyncExitStack() as stack:
         opening = (stack.enter_async_context(open_topic(settings, name)) for name in names)

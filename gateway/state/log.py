@@ -13,7 +13,7 @@ from gateway.errors import TooLarge, Unavailable
 from pool.connection import Connection
 from pool.producers.producer import Producer
 from pool.producers.sender import Headers
-from pool.readers.reader import Reader, open_topic
+from pool.readers.reader import TopicReader, open_topic
 from pool.topics import STEPS, TRAJECTORIES
 from schemas import (
     Codec,
@@ -46,7 +46,7 @@ READ_LIMIT = 10.0
 class Log:
     """Made by `open_log`."""
 
-    def __init__(self, producer: Producer, reader: Reader, codec: Codec) -> None:
+    def __init__(self, producer: Producer, reader: TopicReader, codec: Codec) -> None:
         self._producer = producer
         self._reader = reader
         self._codec = codec

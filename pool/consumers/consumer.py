@@ -35,13 +35,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as Place
 
 from pool.connection import MAX_MESSAGE_BYTES, Connection
-from pool.consumers.partition import Partition, offsets_of, saved_at
+from pool.consumers.partition import AssignedPartition, offsets_of, saved_at
 from pool.consumers.transaction import Aborted, Transactions, read_offsets
 from pool.core.bookmark import MAX_TEXT
-from pool.core.progress import Assembler, ItemT, Progress, Work
+from pool.core.progress import Assembler, ItemT, Progress, WorkItem
 from pool.producers.sender import Output
 from pool.topics import DEAD_LETTERS
-from schemas import Codec, PartitionOffsets, Range
+from schemas import Codec, PartitionOffsets, SkippedRange
 from servicekit.errors import Fatal, OffsetLost
 
 log = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ Outputs = Sequence[Output] | Callable[[Sequence[PartitionOffsets]], Sequence[Out
 
 
 @dataclass(slots=True)
-class Finished(Generic[ItemT]):
+class FinishedWork(Generic[ItemT]):
     """Works whose outputs are committed together or not at all."""
 
-    works: Sequence[Work[ItemT]]
+    works: Sequence[WorkItem[ItemT]]
     outputs: Outputs
     assignments: Sequence[Progress[ItemT]]
     state: Literal["waiting", "committed", "void"] = "waiting"
@@ -120,7 +120,7 @@ class StatefulConsumer(Generic[ItemT]):
         dead_letters: bool = True,
         probe: Callable[[str], None] = lambda stage: None,
     ) -> None:
-        self.lost: list[Range] = []
+        self.lost: list[SkippedRange] = []
         """What `accept_loss` has given up since somebody last took note of it."""
         self._accept_loss = accept_loss
         self._ends = ends or {}
@@ -133,9 +133,9 @@ class StatefulConsumer(Generic[ItemT]):
         self._max_waiting = max_waiting
         self._patience = patience
         self._probe = probe
-        self._partitions: dict[int, Partition[ItemT]] = {}
-        self._finished: deque[Finished[ItemT]] = deque()
-        self._again: list[Work[ItemT]] = []
+        self._partitions: dict[int, AssignedPartition[ItemT]] = {}
+        self._finished: deque[FinishedWork[ItemT]] = deque()
+        self._again: list[WorkItem[ItemT]] = []
         self._transactions = Transactions(connection, group, transactional_id, patience, probe)
         self._consumer = Consumer(consumer_options(connection, group))
         self._membership: object = None
@@ -160,7 +160,7 @@ class StatefulConsumer(Generic[ItemT]):
 
     # Reading
 
-    def poll(self, timeout: float = 0.1) -> list[Work[ItemT]]:
+    def poll(self, timeout: float = 0.1) -> list[WorkItem[ItemT]]:
         """Reads a batch; gives the items that it completed. The first call joins the group."""
         if not self._subscribed:
             self._subscribe()
@@ -179,8 +179,8 @@ class StatefulConsumer(Generic[ItemT]):
         )
         self._subscribed = True
 
-    def _read(self, timeout: float) -> list[Work[ItemT]]:
-        works: list[Work[ItemT]] = []
+    def _read(self, timeout: float) -> list[WorkItem[ItemT]]:
+        works: list[WorkItem[ItemT]] = []
         for message in self._consumer.consume(BATCH, timeout):
             works += self._receive(message)
         return works + self._advance()
@@ -211,7 +211,7 @@ class StatefulConsumer(Generic[ItemT]):
                 self._consumer.seek(Place(self._topic, place.partition, start))
         self._is_shaken = False
 
-    def _receive(self, message: Message) -> list[Work[ItemT]]:
+    def _receive(self, message: Message) -> list[WorkItem[ItemT]]:
         failure = message.error()
         if failure is not None:
             self._explain(failure)
@@ -232,7 +232,7 @@ class StatefulConsumer(Generic[ItemT]):
             raise Fatal(f"{self._topic} cannot be read: {error.str()}")
         log.warning("reading %s: %s", self._topic, error.str())
 
-    def _advance(self) -> list[Work[ItemT]]:
+    def _advance(self) -> list[WorkItem[ItemT]]:
         places = [partition.here() for partition in self._partitions.values()]
         return [
             work
@@ -256,15 +256,15 @@ class StatefulConsumer(Generic[ItemT]):
 
     def finish(
         self,
-        works: Sequence[Work[ItemT]],
+        works: Sequence[WorkItem[ItemT]],
         outputs: Outputs,
         assignments: Sequence[Progress[ItemT]] = (),
-    ) -> Finished[ItemT]:
+    ) -> FinishedWork[ItemT]:
         """The works are done, and this is what they give; from any thread. All of it is committed in
         one transaction, or nothing. Outputs that name the offsets of their own transaction, as a
         Decision does, are a function of them. Outputs that depend on more than the works, such as on
         groups that a Decision closes itself, name the assignments under which they were made."""
-        bundle = Finished(works, outputs, assignments)
+        bundle = FinishedWork(works, outputs, assignments)
         self._finished.append(bundle)
         return bundle
 
@@ -309,10 +309,10 @@ class StatefulConsumer(Generic[ItemT]):
     def _is_news(self, place: Place) -> bool:
         return saved_at(place) != self._partitions[place.partition].saved
 
-    def _take(self) -> list[Finished[ItemT]]:
+    def _take(self) -> list[FinishedWork[ItemT]]:
         """Bundles that can be committed now. One that depends on a lost assignment is void; what else
         was in it is handed out again."""
-        ready: list[Finished[ItemT]] = []
+        ready: list[FinishedWork[ItemT]] = []
         count = 0
         while self._finished and count < MAX_OUTPUTS:
             bundle = self._finished.popleft()
@@ -329,7 +329,9 @@ class StatefulConsumer(Generic[ItemT]):
         partition = self._partitions.get(assignment.partition)
         return partition is not None and partition.progress is assignment
 
-    def _outputs(self, bundles: Iterable[Finished[ItemT]], places: Iterable[Place]) -> list[Output]:
+    def _outputs(
+        self, bundles: Iterable[FinishedWork[ItemT]], places: Iterable[Place]
+    ) -> list[Output]:
         offsets = [offsets_of(place) for place in places]
         outputs: list[Output] = []
         for bundle in bundles:
@@ -341,7 +343,7 @@ class StatefulConsumer(Generic[ItemT]):
                 outputs.append(Output(topic, letter.key, letter.value, headers))
         return outputs
 
-    def _settle(self, done: Iterable[Work[ItemT]], offsets: Iterable[Place]) -> None:
+    def _settle(self, done: Iterable[WorkItem[ItemT]], offsets: Iterable[Place]) -> None:
         for work in done:
             work.assignment.close([work])
         for place in offsets:
@@ -383,7 +385,9 @@ class StatefulConsumer(Generic[ItemT]):
         state = self._partitions.get(partition)
         return state.position if state is not None and state.progress.live else None
 
-    def skip(self, partition: int, offset: int, done: Sequence[Work[ItemT]] = ()) -> Range | None:
+    def skip(
+        self, partition: int, offset: int, done: Sequence[WorkItem[ItemT]] = ()
+    ) -> SkippedRange | None:
         """Goes on at `offset` without reading what lies before it; gives the range left out. Only a
         partition in which nothing is open can skip: what is open has a verdict to come. `done` are
         works that the next commit finishes."""
@@ -392,7 +396,7 @@ class StatefulConsumer(Generic[ItemT]):
             return None
         if not (state.progress.live and state.is_idle(done)):
             return None
-        skipped = Range(partition=partition, first=state.position, end=offset)
+        skipped = SkippedRange(partition=partition, first=state.position, end=offset)
         state.position = offset
         self._consumer.seek(Place(self._topic, partition, offset))
         return skipped
@@ -414,9 +418,9 @@ class StatefulConsumer(Generic[ItemT]):
         """Begins the partition from what the group has; gives the offset to read from."""
         low, _ = self._consumer.get_watermark_offsets(place, timeout=self._patience)
         assembler = self._assembler(place.partition)
-        partition = Partition.load(place, low, assembler, self._accept_loss)
+        partition = AssignedPartition.load(place, low, assembler, self._accept_loss)
         if partition.progress.start.rebuild > offsets_of(place).rebuild >= 0:
-            gone = Range(
+            gone = SkippedRange(
                 partition=place.partition,
                 first=offsets_of(place).rebuild,
                 end=partition.progress.committed,

@@ -12,8 +12,8 @@ from confluent_kafka import Message
 from confluent_kafka import TopicPartition as Place
 
 from pool.core.bookmark import MAX_TEXT, Bookmark, unmarked
-from pool.core.dead_letters import Letter, PoisonLimiter
-from pool.core.progress import Assembler, ItemT, Progress, Received, Work
+from pool.core.dead_letters import DeadLetter, PoisonLimiter
+from pool.core.progress import Assembler, ItemT, Progress, Received, WorkItem
 from schemas import Codec, PartitionOffsets, SchemaError
 from servicekit.errors import OffsetLost
 from servicekit.tracing import traceparent_of
@@ -27,7 +27,7 @@ FULL_TEXT = MAX_TEXT // 2
 
 
 @dataclass(slots=True, eq=False)
-class Partition(Generic[ItemT]):
+class AssignedPartition(Generic[ItemT]):
     topic: str
     progress: Progress[ItemT]
     saved: tuple[int, str]
@@ -35,7 +35,7 @@ class Partition(Generic[ItemT]):
     position: int
     """Of the next record to read."""
     limiter: PoisonLimiter = field(default_factory=PoisonLimiter)
-    dead: list[tuple[Letter, str]] = field(default_factory=list)
+    dead: list[tuple[DeadLetter, str]] = field(default_factory=list)
     """Records that cannot be used, and why; they go with the next transaction."""
     paused: bool = False
     end: int | None = None
@@ -44,7 +44,7 @@ class Partition(Generic[ItemT]):
     @classmethod
     def load(
         cls, place: Place, low: int, assembler: Assembler[ItemT], accept_loss: bool = False
-    ) -> "Partition[ItemT]":
+    ) -> "AssignedPartition[ItemT]":
         """The partition as the group has it; `low` is the first offset that the log still holds. With
         `accept_loss`, state whose records are gone is given up."""
         committed = place.offset if place.offset >= 0 else low
@@ -61,7 +61,7 @@ class Partition(Generic[ItemT]):
         start = max(low, min(progress.read_from(), committed))
         return cls(place.topic, progress, saved_at(place), start)
 
-    def receive(self, message: Message, codec: Codec) -> list[Work[ItemT]]:
+    def receive(self, message: Message, codec: Codec) -> list[WorkItem[ItemT]]:
         """Takes the next message; gives the work that it makes ready."""
         offset = message.offset()
         assert offset is not None
@@ -80,7 +80,7 @@ class Partition(Generic[ItemT]):
         trace = traceparent_of(message.headers())
         return self.progress.feed(Received(record, self.progress.partition, offset, trace))
 
-    def advance(self, position: int) -> list[Work[ItemT]]:
+    def advance(self, position: int) -> list[WorkItem[ItemT]]:
         """Takes over a position behind transaction markers, which are no records. Before the first
         record a client answers with a negative number."""
         if self.end is not None:
@@ -97,7 +97,7 @@ class Partition(Generic[ItemT]):
     def is_over(self) -> bool:
         return self.end is not None and self.position >= self.end
 
-    def is_idle(self, done: Iterable[Work[ItemT]] = ()) -> bool:
+    def is_idle(self, done: Iterable[WorkItem[ItemT]] = ()) -> bool:
         """Nothing is open, and no work waits but what is done."""
         waiting = self.progress.open.keys() - {work.offset for work in done}
         return not waiting and self.progress.assembler.oldest_open() is None
@@ -105,7 +105,7 @@ class Partition(Generic[ItemT]):
     def here(self) -> Place:
         return Place(self.topic, self.progress.partition)
 
-    def commit(self, done: Iterable[Work[ItemT]]) -> Place:
+    def commit(self, done: Iterable[WorkItem[ItemT]]) -> Place:
         """What the group will have once the outputs of `done` are committed."""
         text = self.progress.bookmark(self.position, done).text()
         return Place(self.topic, self.progress.partition, self.position, text)
@@ -113,7 +113,7 @@ class Partition(Generic[ItemT]):
     def _bury(self, message: Message, offset: int, reason: str) -> None:
         self.limiter.bad(reason)
         if offset >= self.progress.committed:
-            letter = Letter(
+            letter = DeadLetter(
                 topic=self.topic,
                 partition=self.progress.partition,
                 offset=offset,

@@ -15,7 +15,7 @@ from servicekit.errors import TooManyPoison
 Headers = Sequence[tuple[str, bytes]]
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """Where a record lay, and what it was."""
 
     topic: str

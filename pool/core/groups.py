@@ -25,7 +25,7 @@ from pool.core import scored_groups
 from pool.core.progress import Received
 from pool.core.trajectories import (
     MEMORY,
-    Stray,
+    StrayRecord,
     Trajectory,
     TrajectoryAssembler,
     source,
@@ -166,7 +166,7 @@ def usable(group: Group, member: Trajectory) -> Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Outsider:
+class UngroupedTrajectory:
     """A whole trajectory that belongs to no group, with the reason."""
 
     trajectory: Trajectory
@@ -234,7 +234,7 @@ class GroupAssembler:
             self._name(group.members)
         self._name(others)
 
-    def feed(self, received: Received) -> Group | Outsider | Stray | None:
+    def feed(self, received: Received) -> Group | UngroupedTrajectory | StrayRecord | None:
         if isinstance(received.record, ScoredGroup):
             return self._scored(received, received.record)
         item = self._trajectories.feed(received)
@@ -325,21 +325,25 @@ class GroupAssembler:
     def _needed(self) -> Iterable[Group]:
         return (*self._open.values(), *(g for groups in self._undecided.values() for g in groups))
 
-    def _trajectory(self, trajectory: Trajectory, offset: int) -> Group | Outsider | None:
+    def _trajectory(
+        self, trajectory: Trajectory, offset: int
+    ) -> Group | UngroupedTrajectory | None:
         if any(offset in offsets for offsets in self._done.get(trajectory.uid, ())):
             return None
         if not self._selects(trajectory):
             return None
         if trajectory.end.channel != self._rules.channel:
-            return Outsider(trajectory, "other_channel", f"its channel is {trajectory.end.channel}")
+            return UngroupedTrajectory(
+                trajectory, "other_channel", f"its channel is {trajectory.end.channel}"
+            )
         self._forget_closed(offset)
         if trajectory.began.offset < self._closed_at(trajectory.prompt_uid):
-            return Outsider(trajectory, "late", LATE)
+            return UngroupedTrajectory(trajectory, "late", LATE)
         group = self._open.get(trajectory.prompt_uid)
         if group is None:
             group = self._open[trajectory.prompt_uid] = self._new_group(trajectory)
         elif trajectory.uid in group.members:
-            return Outsider(trajectory, "late", LATE)
+            return UngroupedTrajectory(trajectory, "late", LATE)
         group.members[trajectory.uid] = trajectory
         return self._close_if_complete(group)
 
@@ -354,7 +358,7 @@ class GroupAssembler:
         size = self._rules.group_size if said is None else said
         return Group(trajectory.prompt_uid, trajectory.records[0].partition, size)
 
-    def _feedback(self, stray: Stray, feedback: Feedback) -> Group | Stray | None:
+    def _feedback(self, stray: StrayRecord, feedback: Feedback) -> Group | StrayRecord | None:
         waiting = self._undecided.get(feedback.prompt_uid, ())
         # The newest first: a rebuild no longer has those that were decided, and they are older.
         for group in (self._open.get(feedback.prompt_uid), *reversed(waiting)):
@@ -363,14 +367,14 @@ class GroupAssembler:
                     return None
                 group.feedback.append(stray.received)
                 return self._close_if_complete(group)
-        return Stray(stray.received, "late", "its group is decided, or never was")
+        return StrayRecord(stray.received, "late", "its group is decided, or never was")
 
-    def _scored(self, received: Received, record: ScoredGroup) -> Group | Stray | None:
+    def _scored(self, received: Received, record: ScoredGroup) -> Group | StrayRecord | None:
         trajectories = scored_groups.trajectories_of(received)
         if not trajectories:
-            return Stray(received, "invalid", "it has no sequence with a score")
+            return StrayRecord(received, "invalid", "it has no sequence with a score")
         if record.channel != self._rules.channel:
-            return Stray(received, "other_channel", f"its channel is {record.channel}")
+            return StrayRecord(received, "other_channel", f"its channel is {record.channel}")
         if any(received.offset in offsets for offsets in self._done.get(trajectories[0].uid, ())):
             return None
         if not all(self._selects(trajectory) for trajectory in trajectories):

@@ -35,7 +35,7 @@ class Received(NamedTuple):
     """What its value began with, where it was kept: `schemas.codec.mark` tells the schema from it."""
 
 
-class Item(Protocol):
+class AssembledItem(Protocol):
     """Something whole that an assembler made of records."""
 
     @property
@@ -43,8 +43,8 @@ class Item(Protocol):
         """Of the oldest record that it is made of."""
 
 
-ItemT = TypeVar("ItemT", bound=Item)
-ItemT_co = TypeVar("ItemT_co", bound=Item, covariant=True)
+ItemT = TypeVar("ItemT", bound=AssembledItem)
+ItemT_co = TypeVar("ItemT_co", bound=AssembledItem, covariant=True)
 
 
 class Assembler(Protocol[ItemT_co]):
@@ -64,7 +64,7 @@ class Assembler(Protocol[ItemT_co]):
 
 
 @dataclass(eq=False, slots=True)
-class Work(Generic[ItemT]):
+class WorkItem(Generic[ItemT]):
     """An item that waits for its output, under the assignment in which it was read."""
 
     item: ItemT
@@ -81,7 +81,7 @@ class Progress(Generic[ItemT]):
     assembler: Assembler[ItemT]
     committed: int
     start: Bookmark
-    open: dict[int, Work[ItemT]] = field(default_factory=dict)
+    open: dict[int, WorkItem[ItemT]] = field(default_factory=dict)
     """Complete, output not committed yet; by the offset that names the item."""
     warm: bool = False
     """The rebuild offset is reached: what is closed is remembered, and nothing is open yet."""
@@ -93,29 +93,29 @@ class Progress(Generic[ItemT]):
     def read_from(self) -> int:
         return max(0, self.start.rebuild - self.assembler.memory)
 
-    def feed(self, received: Received) -> list[Work[ItemT]]:
+    def feed(self, received: Received) -> list[WorkItem[ItemT]]:
         """Takes the next record; gives the work that it makes ready."""
         ready = [] if self.live else self._rebuild(received.offset)
         item = self.assembler.feed(received)
         if item is not None and (self.live or received.offset in self.start.pending):
-            work = self.open[received.offset] = Work(item, received.offset, self)
+            work = self.open[received.offset] = WorkItem(item, received.offset, self)
             if self.live:
                 ready.append(work)
         return ready
 
-    def reach(self, position: int) -> list[Work[ItemT]]:
+    def reach(self, position: int) -> list[WorkItem[ItemT]]:
         """Nothing lies between the last record and `position`; gives the work that this makes
         ready."""
         return [] if self.live else self._rebuild(position)
 
-    def _rebuild(self, offset: int) -> list[Work[ItemT]]:
+    def _rebuild(self, offset: int) -> list[WorkItem[ItemT]]:
         if offset >= self.start.rebuild and not self.warm:
             # What began before was closed and done when the bookmark was written.
             self.warm = True
             self.assembler.forget_before(self.start.rebuild)
         return self._go_live() if offset >= self.committed else []
 
-    def _go_live(self) -> list[Work[ItemT]]:
+    def _go_live(self) -> list[WorkItem[ItemT]]:
         self.live = True
         missing = [offset for offset in self.start.pending if offset not in self.open]
         if missing and not self.deleted:
@@ -125,7 +125,7 @@ class Progress(Generic[ItemT]):
             )
         return list(self.open.values())
 
-    def bookmark(self, position: int, done: Iterable[Work[ItemT]] = ()) -> Bookmark:
+    def bookmark(self, position: int, done: Iterable[WorkItem[ItemT]] = ()) -> Bookmark:
         """How to come back to `position` once the outputs of `done` are committed."""
         offsets = {work.offset for work in done if work.assignment is self}
         waiting = sorted(offset for offset in self.open if offset not in offsets)
@@ -135,7 +135,7 @@ class Progress(Generic[ItemT]):
             needed.append(oldest)
         return Bookmark(min(needed, default=position), tuple(waiting))
 
-    def close(self, done: Iterable[Work[ItemT]]) -> None:
+    def close(self, done: Iterable[WorkItem[ItemT]]) -> None:
         """The outputs of these items are committed."""
         for work in done:
             del self.open[work.offset]

@@ -16,7 +16,7 @@ WORTH_SHARING = 16 * ID_BYTES
 """A shorter prefix is stored again: naming the parent would take more bytes than it saves."""
 
 
-class Delta(NamedTuple):
+class PromptDelta(NamedTuple):
     """The four fields of a Step that hold its prompt."""
 
     prompt_ids: bytes
@@ -29,7 +29,7 @@ class BrokenPrompt(ValueError):
     """A prompt cannot be put together: its parent is missing or differs from what the Step saw."""
 
 
-def delta(prompt: bytes, contexts: Mapping[str, bytes]) -> Delta:
+def delta(prompt: bytes, contexts: Mapping[str, bytes]) -> PromptDelta:
     """What to store of a packed prompt.
 
     `contexts` maps the step_id of each acknowledged Step to its packed prompt and response. The one
@@ -41,8 +41,8 @@ def delta(prompt: bytes, contexts: Mapping[str, bytes]) -> Delta:
         if length >= max(shared, WORTH_SHARING):
             best, shared = step_id, length
     if best is None:
-        return Delta(prompt)
-    return Delta(prompt[shared:], best, shared // ID_BYTES, prefix_hash(prompt[:shared]))
+        return PromptDelta(prompt)
+    return PromptDelta(prompt[shared:], best, shared // ID_BYTES, prefix_hash(prompt[:shared]))
 
 
 def full_prompts(steps: Iterable[Step]) -> dict[str, bytes]:

@@ -32,7 +32,7 @@ closed trajectory, so late records are races of seconds; every restart reads thi
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class StrayRecord:
     """A record outside of any open trajectory: late, or Feedback on a closed one."""
 
     received: Received
@@ -173,7 +173,7 @@ class TrajectoryAssembler:
         self._open: dict[str, _OpenTrajectory] = {}
         self._closed: OrderedDict[str, int] = OrderedDict()
 
-    def feed(self, received: Received) -> Trajectory | Stray | None:
+    def feed(self, received: Received) -> Trajectory | StrayRecord | None:
         record = received.record
         if isinstance(record, Step):
             return self._step(received, record)
@@ -183,7 +183,7 @@ class TrajectoryAssembler:
             return self._note(received, record)
         if isinstance(record, Feedback):
             return self._feedback(received, record)
-        return Stray(received)
+        return StrayRecord(received)
 
     def oldest_open(self) -> int | None:
         # Trajectories stand in the order in which their first record was read.
@@ -196,46 +196,46 @@ class TrajectoryAssembler:
         """What has begun and not ended: uid and records, oldest first."""
         return ((uid, open_.records) for uid, open_ in self._open.items())
 
-    def _step(self, received: Received, step: Step) -> Stray | None:
+    def _step(self, received: Received, step: Step) -> StrayRecord | None:
         if self._is_closed(step.trajectory_uid, received.offset):
-            return Stray(received, "late", "its trajectory has ended")
+            return StrayRecord(received, "late", "its trajectory has ended")
         open_ = self._open.get(step.trajectory_uid)
         if open_ is None:
             if step.parent is not None:
                 # Its parent was read before it, so the trajectory ended longer ago than we remember.
-                return Stray(received, "late", "its trajectory is not open")
+                return StrayRecord(received, "late", "its trajectory is not open")
             open_ = self._open[step.trajectory_uid] = _OpenTrajectory([])
         if step.step_id not in open_.steps:
             open_.steps[step.step_id] = received
             open_.records.append(received)
         return None
 
-    def _end(self, received: Received, end: TrajectoryEnd) -> Trajectory | Stray:
+    def _end(self, received: Received, end: TrajectoryEnd) -> Trajectory | StrayRecord:
         was_closed = self._is_closed(end.trajectory_uid, received.offset)
         self._remember(end.trajectory_uid, received.offset)
         if was_closed:
-            return Stray(received, "late", "its trajectory has ended")
+            return StrayRecord(received, "late", "its trajectory has ended")
         open_ = self._open.pop(end.trajectory_uid, None)
         if open_ is None:
             if end.steps > 0:
-                return Stray(received, "late", "its trajectory is not open")
+                return StrayRecord(received, "late", "its trajectory is not open")
             open_ = _OpenTrajectory([])
         open_.records.append(received)
         return open_.close(end)
 
-    def _note(self, received: Received, note: StepNote) -> Stray | None:
+    def _note(self, received: Received, note: StepNote) -> StrayRecord | None:
         open_ = self._open.get(note.trajectory_uid)
         if open_ is None:
-            return Stray(received, "late", "its trajectory is not open")
+            return StrayRecord(received, "late", "its trajectory is not open")
         if note.note_id not in open_.notes:
             open_.notes[note.note_id] = note
             open_.records.append(received)
         return None
 
-    def _feedback(self, received: Received, feedback: Feedback) -> Stray | None:
+    def _feedback(self, received: Received, feedback: Feedback) -> StrayRecord | None:
         open_ = self._open.get(feedback.trajectory_uid)
         if open_ is None:
-            return Stray(received)
+            return StrayRecord(received)
         if feedback.feedback_id not in open_.feedback:
             open_.feedback[feedback.feedback_id] = received
             open_.records.append(received)

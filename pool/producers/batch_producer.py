@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from pool.connection import Connection
-from pool.producers.sender import Acknowledged, Output, Sender
+from pool.producers.sender import Acknowledged, BaseProducer, Output
 from schemas import Codec, Position
 from servicekit.errors import Fatal
 
@@ -31,7 +31,7 @@ LISTEN_S = 0.2
 """Seconds after which the thread looks whether it is still needed."""
 
 
-class Convoys(Sender):
+class Convoys(BaseProducer):
     """Records have no headers: the client's batches know of none."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from pool.connection import Connection
-from pool.producers.sender import Acknowledged, Output, Sender
+from pool.producers.sender import Acknowledged, BaseProducer, Output
 from schemas import Codec, Position
 from servicekit.errors import BrokerUnavailable, Fatal
 
@@ -19,7 +19,7 @@ POLL_EVERY = 0.001
 """Seconds between two looks for acknowledgements while some are expected."""
 
 
-class Producer(Sender):
+class Producer(BaseProducer):
     """Use it in the event loop that made it: `async with Producer(connection, codec) as producer`.
     `linger_ms` is how long a record may wait for others: it saves a quarter of a bulk write's CPU."""
 

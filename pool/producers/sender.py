@@ -50,7 +50,7 @@ def producer_options(connection: Connection, linger_ms: int = 2, **options: Any)
     )
 
 
-class Sender(ABC):
+class BaseProducer(ABC):
     """Of the event loop that made it; `async with` waits at its end for what is under way."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Self
 from pool.connection import Connection
 from pool.core.progress import Received
 from pool.core.scored_groups import trajectories_of
-from pool.core.trajectories import MEMORY, Stray, Trajectory, TrajectoryAssembler
+from pool.core.trajectories import MEMORY, StrayRecord, Trajectory, TrajectoryAssembler
 from pool.readers.scan import Scan, received
 from pool.readers.selection import Selection, SelectionSettings, find_ranges
 from pool.topics import STEPS
@@ -59,7 +59,7 @@ class Dataset:
     def __iter__(self) -> Iterator[Trajectory]:
         return (item for item in self.items() if isinstance(item, Trajectory))
 
-    def items(self) -> Iterator[Trajectory | Stray]:
+    def items(self) -> Iterator[Trajectory | StrayRecord]:
         """With what stands outside of the trajectories, such as Feedback that came later."""
         for one in self._records():
             item = self._assemblers[one.partition].feed(one)
@@ -70,7 +70,7 @@ class Dataset:
             elif self._selection.has_item(item):
                 yield item
 
-    def posted(self, stray: Stray) -> list[Trajectory]:
+    def posted(self, stray: StrayRecord) -> list[Trajectory]:
         """The selected trajectories of a group that was posted as one; of anything else, none."""
         if not isinstance(stray.received.record, ScoredGroup):
             return []
@@ -88,10 +88,10 @@ class Dataset:
                 yield one
 
 
-def began_too_early(item: Trajectory | Stray) -> bool:
+def began_too_early(item: Trajectory | StrayRecord) -> bool:
     """An End whose Steps lie before where reading began."""
     return (
-        isinstance(item, Stray)
+        isinstance(item, StrayRecord)
         and isinstance(item.received.record, TrajectoryEnd)
         and "not open" in item.reason
     )

@@ -11,8 +11,8 @@ from pool.connection import Connection
 from pool.core import scored_groups
 from pool.core.groups import Group
 from pool.core.progress import Received
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
-from pool.readers.reader import Reader, open_topic
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
+from pool.readers.reader import TopicReader, open_topic
 from schemas import Codec, DecidedGroup, Decision, Member, ScoredGroup
 from servicekit.errors import OffsetLost
 from servicekit.tracing import traceparent_of
@@ -55,7 +55,7 @@ def trained_members(group: DecidedGroup) -> list[Member]:
 
 
 async def _read(
-    reader: Reader, codec: Codec, groups: Iterable[DecidedGroup]
+    reader: TopicReader, codec: Codec, groups: Iterable[DecidedGroup]
 ) -> dict[tuple[int, int], Received]:
     wanted: dict[int, set[int]] = defaultdict(set)
     for group in groups:
@@ -91,6 +91,6 @@ def _group(decided: DecidedGroup, records: dict[tuple[int, int], Received]) -> G
             item = assembler.feed(records[decided.partition, offset])
             if isinstance(item, Trajectory):
                 group.members[item.uid] = item
-            elif isinstance(item, Stray):
+            elif isinstance(item, StrayRecord):
                 group.feedback.append(item.received)
     return group

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from pool.connection import Connection
-from pool.readers.reader import Reader, open_topic
+from pool.readers.reader import TopicReader, open_topic
 from schemas import Codec, Position, Record, SchemaError
 from servicekit.errors import BrokerUnavailable
 
@@ -46,7 +46,7 @@ class Follower:
         self._codec = codec
         self._apply = apply
         self._own_mark = own_mark
-        self._reader: Reader | None = None
+        self._reader: TopicReader | None = None
         self._reached: dict[int, int] = {}
         self._own: dict[int, set[int]] = defaultdict(set)
         self._moved = asyncio.Event()

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 from pool.connection import Connection
 from pool.core.prompts import BrokenPrompt, full_prompt
-from pool.readers.reader import Reader, open_topic
+from pool.readers.reader import TopicReader, open_topic
 from schemas import Codec, SchemaError, Step
 
 FIRST_LOOK = 1_000
@@ -22,7 +22,7 @@ REMEMBERED = 4_096
 class PromptHistory:
     """Made by `open_prompt_history`. Give it every Step in the order of its partition."""
 
-    def __init__(self, reader: Reader, codec: Codec) -> None:
+    def __init__(self, reader: TopicReader, codec: Codec) -> None:
         self._reader = reader
         self._codec = codec
         self._contexts: OrderedDict[str, bytes] = OrderedDict()

@@ -20,14 +20,14 @@ from schemas import Codec, Record
 from servicekit.errors import BrokerUnavailable, OffsetLost, TopicMismatch
 
 
-class Bounds(NamedTuple):
+class PartitionBounds(NamedTuple):
     """What a partition holds: the first offset and the one after the last."""
 
     low: int
     end: int
 
 
-class Reader:
+class TopicReader:
     """One topic, open for reading; made by `open_topic`."""
 
     def __init__(self, topic: str, partitions: int, consumer: AIOKafkaConsumer) -> None:
@@ -35,12 +35,12 @@ class Reader:
         self.partitions = range(partitions)
         self._consumer = consumer
 
-    async def bounds(self, partitions: Sequence[int]) -> dict[int, Bounds]:
+    async def bounds(self, partitions: Sequence[int]) -> dict[int, PartitionBounds]:
         places = [TopicPartition(self.topic, number) for number in partitions]
         with self._mapped_errors():
             low = await self._consumer.beginning_offsets(places)
             end = await self._consumer.end_offsets(places)
-        return {place.partition: Bounds(low[place], end[place]) for place in places}
+        return {place.partition: PartitionBounds(low[place], end[place]) for place in places}
 
     async def ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """The offset after the last record of each partition."""
@@ -118,7 +118,7 @@ class Reader:
 @asynccontextmanager
 async def open_topic(
     connection: Connection, topic: str, poll_ms: int = 500
-) -> AsyncIterator[Reader]:
+) -> AsyncIterator[TopicReader]:
     """Opens one of our topics, named without the prefix. `poll_ms` is how long a broker may keep a
     request for records that it does not have."""
     name = connection.topic_name(topic)
@@ -139,7 +139,7 @@ async def open_topic(
             retry_backoff_ms=20,
         )
     )
-    reader = Reader(name, found[topic].partitions, consumer)
+    reader = TopicReader(name, found[topic].partitions, consumer)
     try:
         await consumer.start()
         await asyncio.sleep(0)  # aiokafka cannot stop tasks that have not begun
@@ -150,10 +150,10 @@ async def open_topic(
         await consumer.stop()
 
 
-def read_bounds(connection: Connection, topic: str) -> dict[int, Bounds]:
+def read_bounds(connection: Connection, topic: str) -> dict[int, PartitionBounds]:
     """What all partitions of a topic hold at this moment."""
 
-    async def ask() -> dict[int, Bounds]:
+    async def ask() -> dict[int, PartitionBounds]:
         async with open_topic(connection, topic) as reader:
             return await reader.bounds(reader.partitions)
 

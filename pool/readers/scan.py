@@ -27,7 +27,7 @@ NO_GROUP = "steplog-scan"
 """The client wants a name; without a commit or a subscription no group comes of it."""
 
 
-class Span(NamedTuple):
+class OffsetRange(NamedTuple):
     """A stretch of one partition: the first offset, and the one behind the last."""
 
     first: int
@@ -37,7 +37,9 @@ class Span(NamedTuple):
 class Scan:
     """Gives the messages of all spans, those of one partition in their order."""
 
-    def __init__(self, connection: Connection, topic: str, spans: Mapping[int, Span]) -> None:
+    def __init__(
+        self, connection: Connection, topic: str, spans: Mapping[int, OffsetRange]
+    ) -> None:
         self.topic = connection.topic_name(topic)
         self.spans = {number: span for number, span in spans.items() if span.first < span.end}
         self.positions = {number: span.first for number, span in spans.items()}

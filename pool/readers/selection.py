@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from pool.connection import Connection
 from pool.core.marks import PolicyMarks, runs
-from pool.core.trajectories import Stray, Trajectory, step_of
-from pool.readers.reader import Bounds, Reader, open_topic, read_records
-from pool.readers.scan import Span
+from pool.core.trajectories import StrayRecord, Trajectory, step_of
+from pool.readers.reader import PartitionBounds, TopicReader, open_topic, read_records
+from pool.readers.scan import OffsetRange
 from pool.topics import POLICY, STEPS
 from schemas import PolicyVersion
 from servicekit.errors import Fatal, OffsetLost
@@ -98,7 +98,7 @@ class Selection:
             return False
         return self._has_versions(trajectory) and self._has_metadata(trajectory)
 
-    def has_item(self, item: Trajectory | Stray) -> bool:
+    def has_item(self, item: Trajectory | StrayRecord) -> bool:
         """What stands outside of a trajectory tells its run and channel only."""
         if isinstance(item, Trajectory):
             return self.has(item)
@@ -139,29 +139,31 @@ def _says(document: Any, path: list[str], value: str) -> bool:
     return (document if isinstance(document, str) else json.dumps(document)) == value
 
 
-class Ranges(NamedTuple):
+class TopicRanges(NamedTuple):
     """The stretches of a topic that hold what is selected, and what is kept before them."""
 
-    spans: dict[int, Span]
+    spans: dict[int, OffsetRange]
     low: dict[int, int]
 
-    def earlier(self, back: int) -> dict[int, Span]:
+    def earlier(self, back: int) -> dict[int, OffsetRange]:
         """The same, begun so many offsets before, as far as the log goes."""
         return {
-            number: Span(max(self.low[number], span.first - back), span.end)
+            number: OffsetRange(max(self.low[number], span.first - back), span.end)
             if span.first < span.end
             else span
             for number, span in self.spans.items()
         }
 
 
-def find_ranges(connection: Connection, topic: str, settings: SelectionSettings) -> Ranges:
+def find_ranges(connection: Connection, topic: str, settings: SelectionSettings) -> TopicRanges:
     """An empty or expired range, or a version that never was, is an error: whoever asks for it has
     mistaken something."""
     return asyncio.run(_find_ranges(connection, topic, settings))
 
 
-async def _find_ranges(connection: Connection, topic: str, settings: SelectionSettings) -> Ranges:
+async def _find_ranges(
+    connection: Connection, topic: str, settings: SelectionSettings
+) -> TopicRanges:
     name = connection.topic_name(topic)
     async with open_topic(connection, topic) as reader:
         bounds = await reader.bounds(reader.partitions)
@@ -172,19 +174,21 @@ async def _find_ranges(connection: Connection, topic: str, settings: SelectionSe
     _check_kept(name, settings.from_, bounds)
     marks = await _version_marks(connection, topic, settings)
     found = {
-        n: Span(max(first[n], marks.get(n, 0), bound.low), min(end[n], bound.end))
+        n: OffsetRange(max(first[n], marks.get(n, 0), bound.low), min(end[n], bound.end))
         for n, bound in bounds.items()
     }
     if all(span.first >= span.end for span in found.values()):
         held = ", ".join(f"{n}: {b.low}-{b.end}" for n, b in bounds.items())
         raise Fatal(f"the range holds nothing of {name}; its partitions hold the offsets {held}")
-    return Ranges(
-        {n: Span(span.first, max(span.first, span.end)) for n, span in found.items()},
+    return TopicRanges(
+        {n: OffsetRange(span.first, max(span.first, span.end)) for n, span in found.items()},
         {n: bound.low for n, bound in bounds.items()},
     )
 
 
-async def _offsets(reader: Reader, point: Point | None, default: dict[int, int]) -> dict[int, int]:
+async def _offsets(
+    reader: TopicReader, point: Point | None, default: dict[int, int]
+) -> dict[int, int]:
     if point is None:
         return default
     if isinstance(point, datetime):
@@ -192,7 +196,7 @@ async def _offsets(reader: Reader, point: Point | None, default: dict[int, int])
     return dict.fromkeys(reader.partitions, point)
 
 
-def _check_kept(name: str, start: Point | None, bounds: Mapping[int, Bounds]) -> None:
+def _check_kept(name: str, start: Point | None, bounds: Mapping[int, PartitionBounds]) -> None:
     """An offset that was deleted is missed; a time before the log began just means its beginning."""
     if not isinstance(start, int):
         return

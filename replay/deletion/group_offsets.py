@@ -8,13 +8,15 @@ from confluent_kafka.admin import AdminClient
 
 from pool.connection import Connection
 from pool.consumers.transaction import read_offsets
-from pool.topics import Found
+from pool.topics import TopicLayout
 from servicekit.errors import BrokerUnavailable, Fatal
 
 PATIENCE = 30.0
 
 
-def copy_offsets(original: Connection, copy: Connection, found: Mapping[str, Found]) -> list[str]:
+def copy_offsets(
+    original: Connection, copy: Connection, found: Mapping[str, TopicLayout]
+) -> list[str]:
     """Commits for the copy's topics what each group has for the original's; gives the groups."""
     places = {
         Place(original.topic_name(name), number): copy.topic_name(name)

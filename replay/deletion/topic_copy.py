@@ -15,7 +15,7 @@ from confluent_kafka import Producer as ConfluentProducer
 from pool.connection import Connection
 from pool.consumers.partition import DELETED
 from pool.producers.sender import producer_options
-from pool.readers.scan import Scan, Span
+from pool.readers.scan import OffsetRange, Scan
 from replay.deletion.criteria import Forbidden, decoded
 from servicekit.errors import BrokerUnavailable, Fatal
 from servicekit.progress_bar import bar
@@ -42,7 +42,7 @@ class Copy:
         original: Connection,
         copy: Connection,
         topic: str,
-        spans: dict[int, Span],
+        spans: dict[int, OffsetRange],
         begun: dict[int, int],
         forbidden: Forbidden,
     ) -> None:
@@ -60,7 +60,7 @@ class Copy:
         self._producer = ConfluentProducer(producer_options(copy, linger_ms=LINGER_MS))
 
     def run(self) -> Copied:
-        ahead = {n: Span(max(self._next[n], s.first), s.end) for n, s in self._spans.items()}
+        ahead = {n: OffsetRange(max(self._next[n], s.first), s.end) for n, s in self._spans.items()}
         with (
             Scan(self._original, self._topic, ahead) as scan,
             bar(self._topic, scan.total) as moved,

@@ -1,7 +1,7 @@
 """Whether what must go is gone: every record of a topic is looked at, as a record and as bytes."""
 
 from pool.connection import Connection
-from pool.readers.scan import Scan, Span
+from pool.readers.scan import OffsetRange, Scan
 from replay.deletion.criteria import Forbidden, decoded
 from replay.deletion.topic_copy import holds
 from servicekit.errors import Fatal
@@ -10,7 +10,9 @@ from servicekit.progress_bar import bar
 SHOWN = 5
 
 
-def prove(connection: Connection, topic: str, spans: dict[int, Span], forbidden: Forbidden) -> int:
+def prove(
+    connection: Connection, topic: str, spans: dict[int, OffsetRange], forbidden: Forbidden
+) -> int:
     """How many records were looked at; that one is still there is an error that says where."""
     codec = connection.codec()
     looked, left = 0, []

@@ -7,9 +7,9 @@ from rich.console import Console
 
 from pool import topics
 from pool.core.groups import GroupRules
-from pool.core.trajectories import Stray, Trajectory, source
+from pool.core.trajectories import StrayRecord, Trajectory, source
 from pool.readers.dataset import Dataset
-from pool.readers.scan import Span
+from pool.readers.scan import OffsetRange
 from pool.readers.selection import SelectionSettings, find_ranges
 from pool.topics import STEPS, rewarded_topic
 from replay.diff.comparison import Comparer, Comparison, Distribution, FunctionRewards, Moments
@@ -51,8 +51,8 @@ def compare(settings: DiffSettings) -> Comparison:
 
 
 def _items(
-    settings: DiffSettings, topic: str, spans: Mapping[int, Span]
-) -> Iterator[Trajectory | Stray]:
+    settings: DiffSettings, topic: str, spans: Mapping[int, OffsetRange]
+) -> Iterator[Trajectory | StrayRecord]:
     """Offsets are those of `steps`, so all of a topic is read, unless a time says where to begin:
     rewards are written after what they are of."""
     given = {name: getattr(settings, name) for name in SelectionSettings.model_fields}
@@ -61,7 +61,7 @@ def _items(
         for item in dataset.items():
             at = item.ended if isinstance(item, Trajectory) else source(item.received)
             if (
-                isinstance(item, Stray)
+                isinstance(item, StrayRecord)
                 or spans[at.partition].first <= at.offset < spans[at.partition].end
             ):
                 yield item
@@ -73,7 +73,7 @@ class Functions:
     def __init__(self) -> None:
         self._moments: dict[tuple[Side, str, str], Moments] = {}
 
-    def add(self, side: Side, item: Trajectory | Stray) -> None:
+    def add(self, side: Side, item: Trajectory | StrayRecord) -> None:
         for reward in item.end.rewards if isinstance(item, Trajectory) else ():
             if reward.step_id is None:
                 key = (side, reward.name, reward.version)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from pool.core.trajectories import Stray, Trajectory, source
+from pool.core.trajectories import StrayRecord, Trajectory, source
 from schemas import Feedback
 
 Side = Literal["old", "new"]
@@ -73,7 +73,7 @@ class SideBySide:
         self._file = sqlite3.connect("", isolation_level=None)  # no name: a temporary file
         self._file.executescript(MAKE + "BEGIN;")
 
-    def add(self, side: Side, item: Trajectory | Stray) -> None:
+    def add(self, side: Side, item: Trajectory | StrayRecord) -> None:
         if isinstance(item, Trajectory):
             self._add_trajectory(side, item)
         elif isinstance(item.received.record, Feedback):
@@ -103,7 +103,7 @@ class SideBySide:
             yield list(pairs)
 
 
-def _place(stray: Stray) -> tuple[int, int]:
+def _place(stray: StrayRecord) -> tuple[int, int]:
     at = source(stray.received)
     return at.partition, at.offset
 

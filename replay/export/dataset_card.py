@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pool.readers.scan import Span
+from pool.readers.scan import OffsetRange
 from pool.readers.selection import SelectionSettings
 from replay.settings import ExportSettings
 from servicekit.masking import format_settings
@@ -31,7 +31,7 @@ configs:
 
 
 def write(
-    settings: ExportSettings, folder: Path, spans: Mapping[int, Span], trajectories: int
+    settings: ExportSettings, folder: Path, spans: Mapping[int, OffsetRange], trajectories: int
 ) -> None:
     chosen = {name: getattr(settings, name) for name in SelectionSettings.model_fields}
     selection = SelectionSettings.model_validate(chosen)

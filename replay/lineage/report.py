@@ -8,7 +8,7 @@ from typing import Any
 from pool.core.groups import Group, feedback_of
 from pool.core.progress import Received
 from pool.core.scored_groups import UNKNOWN
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
 from pool.core.versions import Version
 from pool.topics import STEPS
 from replay.lineage.outcomes import Fate
@@ -88,7 +88,7 @@ def closing(found: Sequence[Received]) -> tuple[Trajectory | None, list[Received
         item = assembler.feed(one)
         if isinstance(item, Trajectory):
             closed = closed or item
-        elif isinstance(item, Stray) and isinstance(one.record, Feedback):
+        elif isinstance(item, StrayRecord) and isinstance(one.record, Feedback):
             later.append(one)
     return closed, later
 

@@ -18,7 +18,7 @@ from pool.connection import Connection
 from pool.core.progress import Received
 from pool.core.scored_groups import posted_group_uid, trajectories_of
 from pool.readers.reader import open_topic
-from pool.readers.scan import Scan, Span, received
+from pool.readers.scan import OffsetRange, Scan, received
 from pool.topics import REWARDED, STEPS, TOPICS, TRAJECTORIES, find, kind
 from replay.lineage.outcomes import Naming
 from schemas import Codec, Registration, ScoredGroup
@@ -118,8 +118,8 @@ class Finder:
             return one.record.group_uid == self._uid or self._uid in names
         return getattr(one.record, "trajectory_uid", None) == self._uid
 
-    async def _spans(self, topic: str, key: str | None, first: int) -> Mapping[int, Span]:
+    async def _spans(self, topic: str, key: str | None, first: int) -> Mapping[int, OffsetRange]:
         async with open_topic(self._connection, topic) as reader:
             partitions = list(reader.partitions) if key is None else [reader.partition_of(key)]
             bounds = await reader.bounds(partitions)
-        return {number: Span(max(first, b.low), b.end) for number, b in bounds.items()}
+        return {number: OffsetRange(max(first, b.low), b.end) for number, b in bounds.items()}

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from servicekit.settings_sources import House, SettingsError, add_options, load
+from servicekit.settings_sources import SettingsError, SettingsScope, add_options, load
 from steplog.environment import serving
 from steplog.environment.authors import blamed, told
 from steplog.environment.environment import Environment, settings_class
@@ -25,7 +25,7 @@ from steplog.environment.errors import EnvironmentFailed
 
 SERVICE = "env"
 USAGE = "steplog env FILE.py:ENVIRONMENT serve, process or evaluate"
-HOUSE = House((SERVICE,), None)
+HOUSE = SettingsScope((SERVICE,), None)
 INTERRUPTED = 130
 Act = Callable[[Environment[Any], asyncio.Event], Coroutine[Any, Any, int]]
 

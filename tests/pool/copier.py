@@ -22,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
-from pool.core.progress import Work
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
+from pool.core.progress import WorkItem
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotated, source
 from pool.producers.sender import Output
 from pool.topics import REWARDED, STEPS
 from schemas import Record
@@ -63,7 +63,7 @@ class Copier:
         self._threads = ThreadPoolExecutor(4)
         self._unfinished = 0
         self._lock = threading.Lock()
-        self._consumer: StatefulConsumer[Trajectory | Stray] = StatefulConsumer(
+        self._consumer: StatefulConsumer[Trajectory | StrayRecord] = StatefulConsumer(
             connection,
             topic=STEPS,
             group=GROUP,
@@ -89,7 +89,7 @@ class Copier:
                 time.sleep(busy)
         self._threads.shutdown()
 
-    def _copy(self, work: Work[Trajectory | Stray]) -> None:
+    def _copy(self, work: WorkItem[Trajectory | StrayRecord]) -> None:
         time.sleep(random.uniform(0, 0.05))
         item = work.item
         received = item.records if isinstance(item, Trajectory) else [item.received]

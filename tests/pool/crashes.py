@@ -15,15 +15,15 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from hypothesis import strategies as st
 
 from pool.core.bookmark import MAX_TEXT, Bookmark
-from pool.core.groups import Group, GroupAssembler, GroupRules, Outsider, usable
+from pool.core.groups import Group, GroupAssembler, GroupRules, UngroupedTrajectory, usable
 from pool.core.ledger import Ledger
-from pool.core.progress import Assembler, Item, Progress, Received, Work
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.core.progress import AssembledItem, Assembler, Progress, Received, WorkItem
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
 from schemas import DecidedGroup, Decision, PartitionOffsets
 from tests.pool.histories import lists_up_to
 from tests.pool.records import FAR, RUN, view
 
-ItemT = TypeVar("ItemT", bound=Item)
+ItemT = TypeVar("ItemT", bound=AssembledItem)
 Action = Literal["poll", "finish", "commit", "close overdue", "crash"]
 Tape = list[tuple[Action, int]]
 
@@ -78,8 +78,8 @@ class Life(ABC, Generic[ItemT]):
         self.progress = Progress(0, assembler, disk.committed, start)
         self.position = min(self.progress.read_from(), disk.committed)
         self.progress.reach(self.position)
-        self.working: list[Work[ItemT]] = []
-        self.finished: list[Work[ItemT]] = []
+        self.working: list[WorkItem[ItemT]] = []
+        self.finished: list[WorkItem[ItemT]] = []
 
     def act(self, action: Action, amount: int) -> None:
         if action == "poll":
@@ -109,22 +109,22 @@ class Life(ABC, Generic[ItemT]):
     def close_overdue(self, bits: int) -> None:
         """For those who wait for groups."""
 
-    def batch(self, bits: int) -> list[Work[ItemT]]:
+    def batch(self, bits: int) -> list[WorkItem[ItemT]]:
         """What is finished in the last moment."""
         return chosen(self.working, bits)
 
-    def commit(self, batch: Sequence[Work[ItemT]]) -> None:
+    def commit(self, batch: Sequence[WorkItem[ItemT]]) -> None:
         done = [*self.finished, *batch]
         bookmark = self.bookmark(done)
         self.disk.commit(self.position, bookmark, [Output(w.offset, view(w.item)) for w in done])
         self.settle(done)
 
-    def settle(self, done: Sequence[Work[ItemT]]) -> None:
+    def settle(self, done: Sequence[WorkItem[ItemT]]) -> None:
         self.progress.close(done)
         self.finished = []
         self.working = [work for work in self.working if work not in done]
 
-    def bookmark(self, done: Sequence[Work[ItemT]]) -> Bookmark:
+    def bookmark(self, done: Sequence[WorkItem[ItemT]]) -> Bookmark:
         bookmark = self.progress.bookmark(self.position, done)
         waiting = [w for w in (*self.working, *self.finished) if w not in done]
         needed = [*self.open_offsets(), *(work.item.first_offset for work in waiting)]
@@ -137,7 +137,7 @@ class Life(ABC, Generic[ItemT]):
         """Of the first record of everything that is open."""
 
 
-class RewardLife(Life[Trajectory | Stray]):
+class RewardLife(Life[Trajectory | StrayRecord]):
     """Waits for whole trajectories."""
 
     def __init__(self, disk: Disk, memory: int) -> None:
@@ -163,7 +163,7 @@ class TrainerDisk(Disk):
     decided: list[tuple[DecidedGroup, dict[str, float | None]]] = field(default_factory=list)
 
 
-class TrainerLife(Life[Group | Outsider | Stray]):
+class TrainerLife(Life[Group | UngroupedTrajectory | StrayRecord]):
     """Waits for whole groups and decides on them; what it decides goes to the ledger."""
 
     disk: TrainerDisk
@@ -186,7 +186,7 @@ class TrainerLife(Life[Group | Outsider | Stray]):
         super().finish(bits)
         self.working += groups
 
-    def commit(self, batch: Sequence[Work[Any]]) -> None:
+    def commit(self, batch: Sequence[WorkItem[Any]]) -> None:
         done = [*self.finished, *batch]
         groups = [*(group for group, _ in self.closed), *(work.item for work in batch)]
         bookmark = self.bookmark(done)
@@ -207,9 +207,9 @@ class TrainerLife(Life[Group | Outsider | Stray]):
             self.assembler.close(group)
             self.closed.append((group, Turn(self.position, "close", group.prompt_uid)))
 
-    def batch(self, bits: int) -> list[Work[Any]]:
+    def batch(self, bits: int) -> list[WorkItem[Any]]:
         """Closed groups to decide on: any, but those of one prompt in order."""
-        batch: list[Work[Any]] = []
+        batch: list[WorkItem[Any]] = []
         left: set[str] = set()
         for n, work in enumerate(w for w in self.working if isinstance(w.item, Group)):
             assert isinstance(work.item, Group)
@@ -220,7 +220,7 @@ class TrainerLife(Life[Group | Outsider | Stray]):
         return batch
 
     def decision(self, groups: Sequence[Group], rebuild: int) -> Decision:
-        outsiders = (w.item for w in self.finished if isinstance(w.item, Outsider))
+        outsiders = (w.item for w in self.finished if isinstance(w.item, UngroupedTrajectory))
         return Decision(
             run=RUN,
             incarnation=1,

@@ -5,16 +5,23 @@ from collections.abc import Callable, Sequence
 
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
-from pool.core.groups import Group, GroupAssembler, GroupRules, Judgement, Outsider, usable
+from pool.core.groups import (
+    Group,
+    GroupAssembler,
+    GroupRules,
+    Judgement,
+    UngroupedTrajectory,
+    usable,
+)
 from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
-from pool.core.progress import Work
-from pool.core.trajectories import Stray, Trajectory
+from pool.core.progress import WorkItem
+from pool.core.trajectories import StrayRecord, Trajectory
 from pool.producers.sender import Output
 from pool.topics import LEDGER, REWARDED
 from schemas import DecidedGroup, Decision, Member, PartitionOffsets
 
-Item = Group | Outsider | Stray
+Item = Group | UngroupedTrajectory | StrayRecord
 
 
 class Decider:
@@ -35,7 +42,7 @@ class Decider:
         self._rules = rules
         self._max_age = max_age
         self._assemblers: dict[int, GroupAssembler] = {}
-        self._waiting: list[Work[Item]] = []
+        self._waiting: list[WorkItem[Item]] = []
         self._codec = connection.codec()
         self.consumer: StatefulConsumer[Item] = StatefulConsumer(
             connection,
@@ -66,10 +73,10 @@ class Decider:
             self._waiting += self.consumer.poll()
         self._settle(works, written[0])
 
-    def _decide(self, works: Sequence[Work[Item]]) -> list[Decision]:
+    def _decide(self, works: Sequence[WorkItem[Item]]) -> list[Decision]:
         """Hands a Decision on the works to the consumer; the list holds it once it is written."""
         groups = [self._judge(w.item) for w in works if isinstance(w.item, Group)]
-        others = [w.item.member() for w in works if isinstance(w.item, Outsider)]
+        others = [w.item.member() for w in works if isinstance(w.item, UngroupedTrajectory)]
         written: list[Decision] = []
 
         def outputs(offsets: Sequence[PartitionOffsets]) -> list[Output]:
@@ -80,7 +87,7 @@ class Decider:
         self.consumer.finish(works, outputs)
         return written
 
-    def _settle(self, works: Sequence[Work[Item]], decision: Decision) -> None:
+    def _settle(self, works: Sequence[WorkItem[Item]], decision: Decision) -> None:
         self._ledger.add(decision)
         committed = {at.partition: at.committed for at in decision.offsets}
         for work in works:

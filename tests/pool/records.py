@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
-from pool.core.groups import Group, GroupAssembler, GroupRules, Outsider
+from pool.core.groups import Group, GroupAssembler, GroupRules, UngroupedTrajectory
 from pool.core.progress import Assembler, Received
 from pool.core.prompts import delta
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotated
 from schemas import Feedback, Position, Record, Segment, Step, StepNote, TrajectoryEnd
 from schemas.packing import pack_ids, pack_logprobs
 
@@ -118,11 +118,11 @@ def copied(offset: int, record: Record, source: int) -> Received:
 @overload
 def feed(
     assembler: TrajectoryAssembler, received: Iterable[Received]
-) -> list[Trajectory | Stray]: ...
+) -> list[Trajectory | StrayRecord]: ...
 @overload
 def feed(
     assembler: GroupAssembler, received: Iterable[Received]
-) -> list[Group | Outsider | Stray]: ...
+) -> list[Group | UngroupedTrajectory | StrayRecord]: ...
 def feed(assembler: Assembler[Any], received: Iterable[Received]) -> list[Any]:
     """The items that the records complete, in order."""
     items = (assembler.feed(one) for one in received)
@@ -155,6 +155,6 @@ def view(item: object) -> object:
             item.orphans,
             item.problem,
         )
-    if isinstance(item, Outsider):
+    if isinstance(item, UngroupedTrajectory):
         return view(item.trajectory), item.verdict, item.reason
     return item

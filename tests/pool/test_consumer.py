@@ -17,8 +17,8 @@ from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
 from pool.consumers.transaction import read_offsets
 from pool.core.bookmark import Bookmark
-from pool.core.progress import Work
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
+from pool.core.progress import WorkItem
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotated, source
 from pool.producers.sender import Output, producer_options
 from pool.readers.end_offsets import wait_until_readable
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS
@@ -29,7 +29,7 @@ from tests.pool.records import end, step
 
 pytestmark = pytest.mark.broker
 
-Item = Trajectory | Stray
+Item = Trajectory | StrayRecord
 GROUP = "group"
 
 
@@ -104,8 +104,8 @@ def committed(connection: Connection, partition: int = 0) -> TopicPartition:
     return found
 
 
-def poll_works(reader: StatefulConsumer[Item], count: int) -> list[Work[Item]]:
-    works: list[Work[Item]] = []
+def poll_works(reader: StatefulConsumer[Item], count: int) -> list[WorkItem[Item]]:
+    works: list[WorkItem[Item]] = []
     until(lambda: len(works) >= count, lambda: works.extend(reader.poll()))
     return works
 

@@ -1,9 +1,9 @@
 import pytest
 
-from pool.core.dead_letters import Letter, PoisonLimiter
+from pool.core.dead_letters import DeadLetter, PoisonLimiter
 from servicekit.errors import TooManyPoison
 
-LETTER = Letter(
+LETTER = DeadLetter(
     topic="steplog.steps",
     partition=3,
     offset=42,

@@ -12,11 +12,11 @@ from pool.core.groups import (
     GroupAssembler,
     GroupRules,
     Judgement,
-    Outsider,
+    UngroupedTrajectory,
     usable,
 )
 from pool.core.progress import Received
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotated, source
 from schemas import DecidedGroup, Feedback, Record
 from tests.pool.histories import Histories, copies_of, histories, merged, placed
 from tests.pool.records import FAR, at, copied, end, feed, feedback, group_of, log, run_of, step
@@ -28,7 +28,7 @@ def uids(group: Group) -> list[str]:
     return list(group.members)
 
 
-def groups_in(items: Sequence[Group | Outsider | Stray]) -> list[list[str]]:
+def groups_in(items: Sequence[Group | UngroupedTrajectory | StrayRecord]) -> list[list[str]]:
     return [uids(item) for item in items if isinstance(item, Group)]
 
 
@@ -175,7 +175,7 @@ def test_who_began_before_an_overdue_group_was_closed_is_late() -> None:
     [group] = [group for group in assembler.overdue(FAR) if group.prompt_uid == "p"]
     assembler.close(group)
     [late] = feed(assembler, [at(5, end("b", reward=1.0))])
-    assert isinstance(late, Outsider)
+    assert isinstance(late, UngroupedTrajectory)
     assert (late.trajectory.uid, late.verdict) == ("b", "late")
 
 
@@ -227,7 +227,7 @@ def test_a_trajectory_that_began_before_its_group_closed_is_late() -> None:
     group, late = feed(GroupAssembler(PAIRS), began_early)
     assert isinstance(group, Group)
     assert uids(group) == ["a", "b"]
-    assert isinstance(late, Outsider)
+    assert isinstance(late, UngroupedTrajectory)
     assert (late.trajectory.uid, late.verdict, late.reason) == ("c", "late", LATE)
     assert late.member().offsets == [0, 5]
     assert late.first_offset == 0
@@ -245,7 +245,7 @@ def test_a_group_that_closes_by_feedback_closes_there() -> None:
     assembler = GroupAssembler(PAIRS)
     assert groups_in(feed(assembler, before)) == [["a", "b"]]
     [late] = feed(assembler, log(end("c", reward=1.0), end("d", reward=1.0), first=7))
-    assert isinstance(late, Outsider)
+    assert isinstance(late, UngroupedTrajectory)
     assert late.trajectory.uid == "c"
     assert [uids(group) for group in assembler.open_groups()] == [["d"]]
 
@@ -256,14 +256,14 @@ def test_offsets_in_steps_say_who_is_late_wherever_they_are_read() -> None:
     feed(assembler, [copied(0, a[0], 10), copied(1, a[1], 13)])
     feed(assembler, [copied(2, b[0], 11), copied(3, b[1], 15)])
     items = feed(assembler, [copied(4, c[0], 14), copied(5, c[1], 30)])
-    assert [item.verdict for item in items if isinstance(item, Outsider)] == ["late"]
+    assert [item.verdict for item in items if isinstance(item, UngroupedTrajectory)] == ["late"]
     assert feed(assembler, [copied(6, d[0], 16), copied(7, d[1], 31)]) == []
 
 
 def test_a_second_trajectory_with_the_uid_of_a_member_is_late() -> None:
     assembler = GroupAssembler(PAIRS, memory=0)
     items = feed(assembler, log(*run_of("a"), step("other", "x", "q"), *run_of("a")))
-    assert [item.verdict for item in items if isinstance(item, Outsider)] == ["late"]
+    assert [item.verdict for item in items if isinstance(item, UngroupedTrajectory)] == ["late"]
     assert [uids(group) for group in assembler.open_groups()] == [["a"]]
 
 
@@ -280,14 +280,14 @@ def test_what_repeats_a_member_stays_late_when_the_group_is_closed() -> None:
 
 def test_a_late_step_is_no_member() -> None:
     items = feed(GroupAssembler(PAIRS), log(*run_of("a"), step("a-1", "a"), *run_of("b")))
-    assert [item.verdict for item in items if isinstance(item, Stray)] == ["late"]
+    assert [item.verdict for item in items if isinstance(item, StrayRecord)] == ["late"]
     assert groups_in(items) == [["a", "b"]]
 
 
 def test_another_channel_belongs_to_no_group() -> None:
     assembler = GroupAssembler(PAIRS)
     [item] = feed(assembler, log(*run_of("a", channel="val"), *run_of("b")))
-    assert isinstance(item, Outsider)
+    assert isinstance(item, UngroupedTrajectory)
     assert (item.verdict, item.reason) == ("other_channel", "its channel is val")
     assert [uids(group) for group in assembler.open_groups()] == [["b"]]
 
@@ -321,7 +321,7 @@ def test_feedback_counts_until_the_group_is_decided() -> None:
     assert group.reward(group.members["b"]) == 0.0
     assembler.decide(group, 5)
     [late] = feed(assembler, [at(5, feedback(0.9, "a"))])
-    assert isinstance(late, Stray)
+    assert isinstance(late, StrayRecord)
     assert late.verdict == "late"
     assert group.reward(group.members["a"]) == 0.75
 
@@ -449,7 +449,7 @@ def test_stragglers_of_a_group_that_an_earlier_life_decided_are_late() -> None:
     _, group = closed_pair()
     assembler = GroupAssembler(PAIRS, decided=[(judged(group), 4)])
     [late] = feed(assembler, [copied(4, step("c", "c"), 2), copied(5, end("c"), 9)])
-    assert isinstance(late, Outsider)
+    assert isinstance(late, UngroupedTrajectory)
     assert late.verdict == "late"
 
 
@@ -459,7 +459,7 @@ def test_what_a_decision_names_is_done_when_it_is_read_again() -> None:
     records = log(step("c-0", "c"), *run_of("a"), *run_of("b"), end("c", reward=1.0))
     group, late = feed(assembler, records)
     assert isinstance(group, Group)
-    assert isinstance(late, Outsider)
+    assert isinstance(late, UngroupedTrajectory)
     again = GroupAssembler(PAIRS, decided=[(judged(group), 6)], others=[late.member()])
     assert feed(again, records) == []
     assert again.open_groups() == []
@@ -470,7 +470,7 @@ def test_a_part_of_a_decided_trajectory_does_not_open_a_group() -> None:
     records = log(step("c-0", "c"), *run_of("a"), *run_of("b"), step("c-1", "c"), end("c", steps=2))
     group, late = feed(GroupAssembler(PAIRS), records)
     assert isinstance(group, Group)
-    assert isinstance(late, Outsider)
+    assert isinstance(late, UngroupedTrajectory)
     again = GroupAssembler(PAIRS, decided=[(judged(group), 7)], others=[late.member()])
     assert feed(again, records[5:]) == []
     assert again.open_groups() == []
@@ -494,7 +494,7 @@ def test_forgetting_drops_every_group_and_trajectory_that_began_before() -> None
     assert [uids(group) for group in assembler.open_groups()] == [["d"]]
     assert assembler.oldest_open() == 7
     late = feed(assembler, log(feedback(1.0, "a"), end("x", "q"), first=10))
-    assert [item.verdict for item in late if isinstance(item, Stray)] == ["late", "late"]
+    assert [item.verdict for item in late if isinstance(item, StrayRecord)] == ["late", "late"]
 
 
 # Any order of the same records gives the same groups
@@ -523,7 +523,7 @@ def result(received: Sequence[Received]) -> dict[str, list[tuple[object, ...]]]:
     found: dict[str, list[tuple[object, ...]]] = {}
     for group in (*(i for i in items if isinstance(i, Group)), *assembler.open_groups()):
         found.setdefault(group.prompt_uid, []).append(seen(group))
-    for outsider in (item for item in items if isinstance(item, Outsider)):
+    for outsider in (item for item in items if isinstance(item, UngroupedTrajectory)):
         named = (outsider.trajectory.uid, outsider.verdict, outsider.reason)
         found.setdefault(outsider.trajectory.prompt_uid, []).append(named)
     return found

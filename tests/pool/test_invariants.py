@@ -25,9 +25,9 @@ from pool.consumers.consumer import StatefulConsumer
 from pool.core.groups import Group, GroupRules
 from pool.core.ledger import GroupId, Ledger
 from pool.core.marks import PolicyMarks
-from pool.core.progress import Work
+from pool.core.progress import WorkItem
 from pool.core.prompts import full_prompts
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler, annotated, source
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotated, source
 from pool.producers.sender import Output, producer_options
 from pool.readers.decision_batch import read_batch, trained_members
 from pool.topics import DEAD_LETTERS, LEDGER, POLICY, REWARDED, STEPS
@@ -238,7 +238,7 @@ def reward(
     is_done: Callable[[], bool],
     samples: list[list[PartitionOffsets]],
 ) -> None:
-    worker: StatefulConsumer[Trajectory | Stray] = StatefulConsumer(
+    worker: StatefulConsumer[Trajectory | StrayRecord] = StatefulConsumer(
         connection,
         topic=STEPS,
         group="invariants-reward",
@@ -247,7 +247,7 @@ def reward(
         codec=Codec(),
         probe=probe,
     )
-    waiting: list[Work[Trajectory | Stray]] = []
+    waiting: list[WorkItem[Trajectory | StrayRecord]] = []
     turns = itertools.count()
     with worker:
 
@@ -266,12 +266,12 @@ def reward(
         until(is_done, work)
 
 
-def prompt_of(item: Trajectory | Stray) -> str:
+def prompt_of(item: Trajectory | StrayRecord) -> str:
     return item.prompt_uid if isinstance(item, Trajectory) else key_of(item.received.record)
 
 
-def copies(connection: Connection, item: Trajectory | Stray) -> list[Output]:
-    if isinstance(item, Stray):
+def copies(connection: Connection, item: Trajectory | StrayRecord) -> list[Output]:
+    if isinstance(item, StrayRecord):
         marked = {} if item.verdict is None else {"not_trainable": item.verdict}
         fields = marked if isinstance(item.received.record, Step) else {}
         return [copy(connection, annotated(item.received.record, source(item.received), **fields))]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pool.core.bookmark import Bookmark
 from pool.core.progress import Progress, Received
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
 from servicekit.errors import Fatal
 from tests.pool.crashes import TAPES, Tape, play_rewards, play_trainer, random_tape
 from tests.pool.histories import any_logs, any_rewarded_logs, random_log
@@ -15,16 +15,16 @@ from tests.pool.records import at, end, log, run_of, step
 
 def progress(
     committed: int = 0, start: Bookmark | None = None, memory: int = 5
-) -> Progress[Trajectory | Stray]:
+) -> Progress[Trajectory | StrayRecord]:
     assembler = TrajectoryAssembler(memory)
-    reading: Progress[Trajectory | Stray] = Progress(
+    reading: Progress[Trajectory | StrayRecord] = Progress(
         0, assembler, committed, start or Bookmark(committed)
     )
     reading.reach(reading.read_from())
     return reading
 
 
-def feed(reading: Progress[Trajectory | Stray], received: list[Received]) -> list[int]:
+def feed(reading: Progress[Trajectory | StrayRecord], received: list[Received]) -> list[int]:
     """The offsets that name the items which are handed out."""
     return [work.offset for one in received for work in reading.feed(one)]
 
@@ -126,7 +126,7 @@ def test_what_ended_before_the_rebuild_offset_is_still_known_to_have_ended() -> 
     reading = progress(4, Bookmark(4), memory=5)
     feed(reading, log(*run_of("t1"), step("x", "t2"), end("t2")))
     (work,) = reading.feed(at(4, step("late", "t1")))
-    assert isinstance(work.item, Stray)
+    assert isinstance(work.item, StrayRecord)
     assert work.item.verdict == "late"
 
 

@@ -18,7 +18,7 @@ from pool.producers.sender import producer_options
 from pool.readers import prompt_history
 from pool.readers.end_offsets import wait_until_readable
 from pool.readers.prompt_history import PromptHistory, open_prompt_history
-from pool.readers.reader import Bounds, open_topic
+from pool.readers.reader import PartitionBounds, open_topic
 from pool.topics import REWARDED, STEPS
 from schemas import Codec, Step
 from schemas.packing import unpack_ids
@@ -83,7 +83,7 @@ async def test_reading_ends_behind_the_marker_of_a_committed_transaction(log: Co
     with transactions.committed():
         transactions.write("a", "b")
     async with open_topic(log, STEPS) as reader:
-        assert await reader.bounds([0]) == {0: Bounds(0, 3)}
+        assert await reader.bounds([0]) == {0: PartitionBounds(0, 3)}
     async with asyncio.timeout(20):
         assert await values(log) == [b"a", b"b"]
 
@@ -109,7 +109,7 @@ async def test_an_open_transaction_holds_no_reader_up(log: Connection) -> None:
     with transactions.committed():
         transactions.write("open")
         async with open_topic(log, STEPS) as reader:
-            assert await reader.bounds([0]) == {0: Bounds(0, 2)}
+            assert await reader.bounds([0]) == {0: PartitionBounds(0, 2)}
         async with asyncio.timeout(20):
             assert await values(log) == [b"a"]
     assert await values(log) == [b"a", b"open"]
@@ -166,7 +166,7 @@ async def test_an_offset_that_retention_took_is_a_typed_error(log: Connection) -
         future.result(60)
     with pytest.raises(OffsetLost, match=f"{log.topic_name(STEPS)} no longer holds"):
         async with open_topic(log, STEPS) as reader:
-            assert await reader.bounds([0]) == {0: Bounds(6, 10)}
+            assert await reader.bounds([0]) == {0: PartitionBounds(6, 10)}
             async with asyncio.timeout(20):
                 [record async for record in reader.read({0: 2}, {0: 10})]
 

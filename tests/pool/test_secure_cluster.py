@@ -16,7 +16,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
 from pool.consumers.transaction import CALL_TIMEOUT
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
 from pool.producers.producer import Producer
 from pool.producers.sender import Output
 from pool.readers.reader import open_topic
@@ -80,7 +80,7 @@ def environment(given: dict[str, Any], folder: Path) -> dict[str, str]:
 def copy(connection: Connection, patience: float = 30) -> None:
     """Copies what `steps` holds to `rewarded`, in transactions."""
     codec = connection.codec()
-    with StatefulConsumer[Trajectory | Stray](
+    with StatefulConsumer[Trajectory | StrayRecord](
         connection,
         topic=STEPS,
         group=f"copy-{connection.topic_prefix}",

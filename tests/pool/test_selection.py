@@ -14,7 +14,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.producers.sender import producer_options
 from pool.readers.dataset import Dataset
-from pool.readers.scan import Scan, Span
+from pool.readers.scan import OffsetRange, Scan
 from pool.readers.selection import Selection, SelectionSettings, find_ranges
 from pool.topics import POLICY, REWARDED, STEPS
 from schemas import Codec, PolicyVersion
@@ -143,7 +143,7 @@ def test_a_scan_passes_over_what_transactions_leave(log: Connection) -> None:
             producer.produce(log.topic_name(STEPS), value, partition=0)
         producer.flush(30)
         finish(30)
-    with Scan(log, STEPS, {0: Span(0, 6), 1: Span(0, 0)}) as scan:
+    with Scan(log, STEPS, {0: OffsetRange(0, 6), 1: OffsetRange(0, 0)}) as scan:
         assert [message.value() for message in scan] == values
         assert scan.done == scan.total == 6
 

@@ -10,7 +10,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.producers.sender import producer_options
 from pool.readers import time_order
-from pool.readers.scan import Scan, Span
+from pool.readers.scan import OffsetRange, Scan
 from pool.readers.time_order import merge_by_time
 from pool.topics import STEPS
 
@@ -23,7 +23,7 @@ def place(message: Message) -> tuple[int, int]:
     return message.partition() or 0, message.offset() or 0
 
 
-def read(connection: Connection, spans: dict[int, Span]) -> list[tuple[int, int]]:
+def read(connection: Connection, spans: dict[int, OffsetRange]) -> list[tuple[int, int]]:
     with Scan(connection, STEPS, spans) as scan:
         return [place(message) for message in merge_by_time(scan)]
 
@@ -45,7 +45,7 @@ def test_messages_come_in_the_order_in_which_they_were_written(
         written.append((partition, ends[partition]))
         ends[partition] += 1
     producer.flush(30)
-    spans = {number: Span(0, end) for number, end in ends.items()}
+    spans = {number: OffsetRange(0, end) for number, end in ends.items()}
     found = read(connection, spans)
     times = {at: number // 5 for number, at in enumerate(written)}
     assert sorted(found) == sorted(written)
@@ -54,7 +54,7 @@ def test_messages_come_in_the_order_in_which_they_were_written(
     assert read(connection, spans) == found
     for cut in (1, 250, 599):
         here = {
-            number: Span(sum(partition == number for partition, _ in found[:cut]), end)
+            number: OffsetRange(sum(partition == number for partition, _ in found[:cut]), end)
             for number, end in ends.items()
         }
         assert read(connection, here) == found[cut:]

@@ -19,7 +19,7 @@ from pool.topics import (
     STEPS,
     TOPICS,
     TRAJECTORIES,
-    Found,
+    TopicLayout,
 )
 from servicekit.errors import BrokerUnavailable, Fatal, TopicMismatch
 from tests.conftest import free_port
@@ -55,13 +55,13 @@ def test_creating_makes_every_topic_and_checks_them(connection: Connection) -> N
     new = topics.create(connection, partitions=5)
     assert new == [connection.topic_name(name) for name in TOPICS]
     assert topics.check(connection) == {
-        STEPS: Found(5, 1),
-        REWARDED: Found(5, 1),
-        POLICY: Found(1, 1),
-        LEDGER: Found(1, 1),
-        TRAJECTORIES: Found(5, 1),
-        DEAD_LETTERS: Found(5, 1),
-        ATROPOS: Found(1, 1),
+        STEPS: TopicLayout(5, 1),
+        REWARDED: TopicLayout(5, 1),
+        POLICY: TopicLayout(1, 1),
+        LEDGER: TopicLayout(1, 1),
+        TRAJECTORIES: TopicLayout(5, 1),
+        DEAD_LETTERS: TopicLayout(5, 1),
+        ATROPOS: TopicLayout(1, 1),
     }
 
 

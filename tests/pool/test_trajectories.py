@@ -1,6 +1,6 @@
 import pytest
 
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
 from schemas import Position, Record, ScoredGroup
 from tests.pool.records import (
     at,
@@ -24,7 +24,7 @@ def step_ids(trajectory: Trajectory) -> list[str]:
     return [getattr(received.record, "step_id", "") for received in trajectory.steps]
 
 
-def verdicts(items: list[Trajectory | Stray]) -> list[str | None]:
+def verdicts(items: list[Trajectory | StrayRecord]) -> list[str | None]:
     return ["whole" if isinstance(item, Trajectory) else item.verdict for item in items]
 
 
@@ -119,7 +119,7 @@ def test_a_trajectory_without_steps_is_its_end() -> None:
 
 def test_an_end_that_counts_steps_of_a_trajectory_that_is_not_open_is_late() -> None:
     [item] = feed(TrajectoryAssembler(), log(end(steps=1)))
-    assert item == Stray(at(0, end(steps=1)), "late", "its trajectory is not open")
+    assert item == StrayRecord(at(0, end(steps=1)), "late", "its trajectory is not open")
 
 
 def test_a_trajectory_is_whole_with_as_many_distinct_steps_as_its_end_says() -> None:
@@ -246,7 +246,7 @@ def test_a_record_that_belongs_to_no_trajectory_stands_alone() -> None:
     scored = ScoredGroup(
         group_uid="g", prompt_uid="p", run="run", sequence=1, tokens=[], masks=[], scores=[]
     )
-    assert feed(TrajectoryAssembler(), log(scored)) == [Stray(at(0, scored))]
+    assert feed(TrajectoryAssembler(), log(scored)) == [StrayRecord(at(0, scored))]
 
 
 # Memory

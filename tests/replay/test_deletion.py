@@ -18,7 +18,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
 from pool.core.bookmark import Bookmark
-from pool.core.trajectories import Stray, Trajectory, TrajectoryAssembler
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
 from pool.producers.sender import producer_options
 from pool.readers.dataset import Dataset
 from pool.readers.end_offsets import wait_until_readable
@@ -180,7 +180,7 @@ def test_consumers_go_on_with_the_copy(log: Log) -> None:
     """Tombstones are no poison, and work that was pending may have gone."""
     log.commit()
     log.delete(tenant="acme")
-    consumer: StatefulConsumer[Trajectory | Stray] = StatefulConsumer(
+    consumer: StatefulConsumer[Trajectory | StrayRecord] = StatefulConsumer(
         log.copy,
         topic=STEPS,
         group=log.group,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from replay.lineage.outcomes import Fate, fates
-from schemas import DecidedGroup, Decision, Member, PartitionOffsets, Range
+from schemas import DecidedGroup, Decision, Member, PartitionOffsets, SkippedRange
 from tests.pool.records import at, end, step
 
 COPIES = [at(40, step("s")), at(41, end())]
@@ -50,7 +50,10 @@ def test_without_a_verdict_offsets_tell_what_it_waits_for() -> None:
 
 @pytest.mark.parametrize(("first", "verdict"), [(30, "passed_over"), (42, "waiting")])
 def test_a_range_that_was_passed_over_may_hold_it(first: int, verdict: str) -> None:
-    skipped = [Range(partition=0, first=first, end=60), Range(partition=1, first=0, end=60)]
+    skipped = [
+        SkippedRange(partition=0, first=first, end=60),
+        SkippedRange(partition=1, first=0, end=60),
+    ]
     fate = only(read_to(60, skipped=skipped))
     assert fate.verdict == verdict
     assert (f"{first} to 60 unread" in fate.reason) == (verdict == "passed_over")

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from pool import topics
 from pool.connection import Connection
 from pool.producers.sender import producer_options
-from pool.readers.reader import Reader
+from pool.readers.reader import TopicReader
 from pool.topics import STEPS, TRAJECTORIES
 from schemas import Codec, Position, Record, Registration
 from steplog.cat import CatSettings
@@ -55,7 +55,7 @@ def new_log(kafka: local_kafka.Broker, partitions: int) -> Connection:
 
 
 def partition_of(key: str, partitions: int = 2) -> int:
-    return Reader("", partitions, None).partition_of(key)
+    return TopicReader("", partitions, None).partition_of(key)
 
 
 def elsewhere(key: str) -> str:

@@ -7,8 +7,8 @@ read again and decided then; what is decided stays so.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pool.core.groups import Group, Outsider
-from pool.core.progress import Work
+from pool.core.groups import Group, UngroupedTrajectory
+from pool.core.progress import WorkItem
 from pool.producers.sender import Output
 from schemas import DecidedGroup, Decision, PartitionOffsets
 from servicekit.errors import Fatal
@@ -60,10 +60,10 @@ class Decisions:
 
     # Coming in
 
-    def take(self, work: Work[Item]) -> None:
+    def take(self, work: WorkItem[Item]) -> None:
         if isinstance(work.item, Group):
             self.admit(Ready(work.item, work.assignment, work))
-        elif isinstance(work.item, Outsider):
+        elif isinstance(work.item, UngroupedTrajectory):
             self.verdicts.others.append(work.item.member())
             self.verdicts.works.append(work)
         else:

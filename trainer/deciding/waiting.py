@@ -4,12 +4,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pool.core.groups import Group, Outsider
-from pool.core.progress import Progress, Work
-from pool.core.trajectories import Stray
-from schemas import DecidedGroup, Member, Range
+from pool.core.groups import Group, UngroupedTrajectory
+from pool.core.progress import Progress, WorkItem
+from pool.core.trajectories import StrayRecord
+from schemas import DecidedGroup, Member, SkippedRange
 
-Item = Group | Outsider | Stray
+Item = Group | UngroupedTrajectory | StrayRecord
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +18,7 @@ class Ready:
 
     group: Group
     assignment: "Progress[Item]"
-    work: Work[Item] | None = None
+    work: WorkItem[Item] | None = None
     since: float = field(default_factory=time.monotonic)
     """When it was seen to be closed."""
     settled: bool = False
@@ -31,16 +31,16 @@ class Verdicts:
 
     groups: list[tuple[Ready, DecidedGroup]] = field(default_factory=list)
     others: list[Member] = field(default_factory=list)
-    works: list[Work[Item]] = field(default_factory=list)
+    works: list[WorkItem[Item]] = field(default_factory=list)
     """Whose fate `others` tells."""
     assignments: list["Progress[Item]"] = field(default_factory=list)
     """On which `others` depend besides."""
-    skipped: list[Range] = field(default_factory=list)
+    skipped: list[SkippedRange] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.groups or self.others or self.skipped)
 
-    def all_works(self) -> Iterator[Work[Item]]:
+    def all_works(self) -> Iterator[WorkItem[Item]]:
         yield from self.works
         yield from (ready.work for ready, _ in self.groups if ready.work is not None)
 

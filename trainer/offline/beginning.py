@@ -15,8 +15,8 @@ from pool.connection import Connection
 from pool.core.trajectories import MEMORY, Trajectory, step_of
 from pool.readers.dataset import Dataset
 from pool.readers.reader import open_topic, read_records
-from pool.readers.scan import Span
-from pool.readers.selection import Ranges, SelectionSettings
+from pool.readers.scan import OffsetRange
+from pool.readers.selection import SelectionSettings, TopicRanges
 from pool.topics import LEDGER, POLICY
 from schemas import Decision, PartitionOffsets, PolicyVersion
 from servicekit.errors import Fatal
@@ -33,7 +33,7 @@ OFFLINE = "offline"
 @dataclass(frozen=True, slots=True)
 class Beginning:
     given: dict[str, Any]
-    spans: dict[int, Span]
+    spans: dict[int, OffsetRange]
     """In which the trajectories have ended."""
     starts: dict[int, int]
     """Where reading begins: a trajectory may have begun before."""
@@ -59,7 +59,7 @@ class Beginning:
         told = json.loads(decision.settings).get(OFFLINE)
         if told is None:
             return None
-        spans = {int(number): Span(*span) for number, span in told["spans"].items()}
+        spans = {int(number): OffsetRange(*span) for number, span in told["spans"].items()}
         starts = {int(number): start for number, start in told["starts"].items()}
         return cls(told["given"], spans, starts)
 
@@ -99,7 +99,7 @@ def _shown(value: Any) -> str:
 
 def _look_over(
     settings: TrainSettings, selection: SelectionSettings, tokenizer: TokenizerFolder
-) -> tuple[Ranges, int]:
+) -> tuple[TopicRanges, int]:
     """What was read, and how many trajectories are selected; refuses records of a later version and
     foreign ids."""
     count = 0

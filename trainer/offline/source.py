@@ -16,15 +16,15 @@ from typing import Self
 from confluent_kafka import Message
 
 from pool.connection import Connection
-from pool.consumers.consumer import Finished, Outputs
+from pool.consumers.consumer import FinishedWork, Outputs
 from pool.core.bookmark import Bookmark
 from pool.core.groups import GroupAssembler
-from pool.core.progress import Progress, Work
-from pool.core.trajectories import Stray
+from pool.core.progress import Progress, WorkItem
+from pool.core.trajectories import StrayRecord
 from pool.producers.sender import Output
-from pool.readers.scan import Scan, Span, received
+from pool.readers.scan import OffsetRange, Scan, received
 from pool.readers.time_order import merge_by_time
-from schemas import PartitionOffsets, Range, SchemaError
+from schemas import PartitionOffsets, SchemaError, SkippedRange
 from servicekit.errors import Fatal
 from trainer.deciding.waiting import Item
 
@@ -36,13 +36,13 @@ class RangeSource:
         self,
         connection: Connection,
         topic: str,
-        spans: Mapping[int, Span],
+        spans: Mapping[int, OffsetRange],
         offsets: Mapping[int, PartitionOffsets],
         kept: Mapping[int, int],
         assemblers: Mapping[int, GroupAssembler],
         write: Callable[[Sequence[Output]], None],
     ) -> None:
-        self.lost: list[Range] = []
+        self.lost: list[SkippedRange] = []
         self.write = write
         self.is_over = False
         """All of it was read."""
@@ -79,7 +79,7 @@ class RangeSource:
 
     # Reading
 
-    def poll(self, timeout: float) -> list[Work[Item]]:
+    def poll(self, timeout: float) -> list[WorkItem[Item]]:
         """The next item; none if it takes longer than that, or there is none."""
         deadline = time.monotonic() + timeout
         for work in self._works:
@@ -90,9 +90,9 @@ class RangeSource:
         self.is_over = True
         return []
 
-    def _read(self) -> Generator[Work[Item] | None, None, None]:
+    def _read(self) -> Generator[WorkItem[Item] | None, None, None]:
         before = {
-            number: Span(max(self._kept[number], partition.read_from()), partition.committed)
+            number: OffsetRange(max(self._kept[number], partition.read_from()), partition.committed)
             for number, partition in self._partitions.items()
         }
         with Scan(self._connection, self._topic, before) as scan:
@@ -102,7 +102,7 @@ class RangeSource:
         ahead = {}
         for number, partition in self._partitions.items():
             partition.reach(partition.committed)
-            ahead[number] = Span(partition.committed, self._spans[number].end)
+            ahead[number] = OffsetRange(partition.committed, self._spans[number].end)
         with Scan(self._connection, self._topic, ahead) as scan:
             for message in merge_by_time(scan):
                 work = self._feed(message)
@@ -110,7 +110,7 @@ class RangeSource:
                 yield work
         self._positions.update({number: max(span) for number, span in ahead.items()})
 
-    def _feed(self, message: Message) -> Work[Item] | None:
+    def _feed(self, message: Message) -> WorkItem[Item] | None:
         partition = self._partitions[message.partition() or 0]
         try:
             one = received(message, self._codec)
@@ -118,7 +118,7 @@ class RangeSource:
             place = f"offset {message.offset()} of partition {partition.partition}"
             raise Fatal(f"{place} of {message.topic()} cannot be read: {error}") from error
         for work in partition.feed(one):
-            if not isinstance(work.item, Stray):
+            if not isinstance(work.item, StrayRecord):
                 return work
             partition.close([work])
         return None
@@ -127,21 +127,21 @@ class RangeSource:
 
     def finish(
         self,
-        works: Sequence[Work[Item]],
+        works: Sequence[WorkItem[Item]],
         outputs: Outputs,
         assignments: Sequence[Progress[Item]] = (),
-    ) -> Finished[Item]:
+    ) -> FinishedWork[Item]:
         """Writes the outputs at once."""
         made = outputs(self._offsets(works)) if callable(outputs) else outputs
         self.write(made)
         for work in works:
             work.assignment.close([work])
-        return Finished(works, outputs, assignments, "committed")
+        return FinishedWork(works, outputs, assignments, "committed")
 
     def commit(self) -> bool:
         return True
 
-    def _offsets(self, done: Sequence[Work[Item]]) -> list[PartitionOffsets]:
+    def _offsets(self, done: Sequence[WorkItem[Item]]) -> list[PartitionOffsets]:
         if any(assembler.has_undecided() for assembler in self._assemblers.values()):
             return []
         return [

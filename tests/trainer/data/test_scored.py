@@ -11,7 +11,7 @@ from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
 from pool.core.progress import Received
 from pool.core.rows import rows_of
-from pool.core.trajectories import Stray
+from pool.core.trajectories import StrayRecord
 from schemas import Decision, PolicyVersion, ScoredGroup
 from schemas.packing import pack_ids
 from tests.pool.records import RUN
@@ -72,7 +72,7 @@ def marks(*rewarded: int) -> PolicyMarks:
 
 def test_a_copy_for_trainers_of_atropos_is_passed_over() -> None:
     item = GroupAssembler().feed(Received(posted(channel="atropos"), 0, 7))
-    assert isinstance(item, Stray) and item.verdict == "other_channel"
+    assert isinstance(item, StrayRecord) and item.verdict == "other_channel"
 
 
 def judge(known: PolicyMarks, **fields: Any) -> Judge:
