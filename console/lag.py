@@ -13,13 +13,14 @@ from console.look import Look
 from console.observer import open_observer
 from console.screen import Screen
 from console.settings import LagSettings
+from servicekit.command_line import print_line
 from servicekit.errors import BrokerUnavailable
 
 Show = Callable[[Look, str], None]
 """Takes a look, and why it is not a fresh one."""
 
 
-def lag(settings: LagSettings, say: Callable[[str], None]) -> None:
+def lag(settings: LagSettings, say: Callable[[str], None] = print_line) -> None:
     for client in ("aiokafka", "librdkafka"):  # their lines would fall into the picture
         logging.getLogger(client).setLevel(logging.CRITICAL)
     asyncio.run(_lag(settings, say))

@@ -24,6 +24,7 @@ from reward.settings import RescoreSettings
 from reward.tags import Plan
 from reward.texts import check_tokenizer
 from reward.worker import Scorer, Worker
+from servicekit.command_line import INTERRUPTED, print_line
 from servicekit.errors import Fatal
 from servicekit.process import stopped_by_signals
 from servicekit.tokenizer import TokenizerFolder
@@ -34,8 +35,8 @@ LOOKED = 1_000
 """Trajectories between two signs of life while the range is looked over."""
 
 
-def rescore(settings: RescoreSettings, say: Callable[[str], None]) -> bool:
-    """False: it was asked to stop before the end."""
+def rescore(settings: RescoreSettings, say: Callable[[str], None] = print_line) -> int:
+    """Returns the exit status: 0, or INTERRUPTED when it was asked to stop before the end."""
     topic = settings.topic_name(rewarded_topic(settings.into))
     functions = load_all(settings.function)
     check_tokenizer(settings.tokenizer)
@@ -44,7 +45,8 @@ def rescore(settings: RescoreSettings, say: Callable[[str], None]) -> bool:
     with open_view(say) as view:
         plan = plan or _begin(settings, functions, view)
         done = Done(topic, settings.into, plan.trajectories)
-        return _score(settings, functions, plan, view, done)
+        is_complete = _score(settings, functions, plan, view, done)
+        return 0 if is_complete else INTERRUPTED
 
 
 def _begin(settings: RescoreSettings, functions: Sequence[Function], view: View) -> Plan:

@@ -24,6 +24,7 @@ from pool.topics import TOPICS, kind
 from schemas import Codec, Record, SchemaError, Step
 from schemas.packing import unpack_ids
 from schemas.plain import plain
+from servicekit.command_line import print_line
 from servicekit.errors import SteplogError
 from steplog.settings import POSITIONAL
 
@@ -59,7 +60,7 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: list[int]) -> Any: ...
 
 
-def cat(settings: CatSettings, say: Callable[[str], None]) -> None:
+def cat(settings: CatSettings, say: Callable[[str], None] = print_line) -> None:
     """Writes one line per record; ends at the end of the topic unless it follows."""
     tokenizer = load_tokenizer(settings.tokenizer) if settings.tokenizer else None
     asyncio.run(_cat(settings, tokenizer, say))

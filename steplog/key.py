@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from servicekit.command_line import print_line
 from steplog.settings import POSITIONAL
 
 
@@ -19,7 +20,7 @@ class KeySettings(BaseModel):
     )
 
 
-def make(settings: KeySettings, say: Callable[[str], None]) -> None:
+def make(settings: KeySettings, say: Callable[[str], None] = print_line) -> None:
     """A key for the client, and the line for the file that `steplog gateway --keys-file` reads."""
     key = f"sk-{secrets.token_urlsafe(32)}"
     say(f"key (give it to the client, it is not shown again): {key}")

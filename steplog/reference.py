@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pool.connection import Connection
 from pool.settings import ServiceSettings
 from servicekit.settings_sources import PREFIX, argument, default_text, plain_type, prefix_of
-from steplog.cli import COMMANDS
+from steplog.commands import COMMANDS
 from steplog.settings import SERVICES, SHARED, settings_class
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -77,9 +77,7 @@ def _shared() -> Iterator[str]:
 
 def _service(service: str) -> Iterator[str]:
     cls = settings_class(service)
-    said = [command for command in COMMANDS if command.service == service]
-    names = ", ".join(f"`steplog {' '.join(command.words)}`" for command in said)
-    names = names or f"`steplog {service}`"  # an environment's settings are its own and these
+    names = ", ".join(f"`steplog {one.path}`" for one in COMMANDS if one.service == service)
     yield f"\n## {service}\n"
     shared = SHARED if issubclass(cls, Connection) else {}
     too = " It takes those of every command too." if shared else ""

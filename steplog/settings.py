@@ -14,7 +14,6 @@ keys of other services are theirs to check, so that no service imports another o
 
 import argparse
 from collections.abc import Mapping
-from importlib import import_module
 
 from pydantic import BaseModel
 
@@ -27,46 +26,24 @@ from servicekit.settings_sources import (
     SettingsScope,
     add_options,
 )
+from steplog.commands import COMMANDS, load_object
 
 __all__ = ["POSITIONAL", "SERVICES", "SettingsError", "add_options", "load", "settings_class"]
 
-SERVICES = {
-    "kafka": "steplog.kafka.local_kafka:LocalKafkaSettings",
-    "topics": "steplog.topics:TopicsSettings",
-    "cat": "steplog.cat:CatSettings",
-    "gateway": "gateway.settings:GatewaySettings",
-    "atropos": "gateway.atropos.settings:AtroposSettings",
-    "key": "steplog.key:KeySettings",
-    "reward": "reward.settings:RewardSettings",
-    "replay-rescore": "reward.settings:RescoreSettings",
-    "replay-diff": "replay.settings:DiffSettings",
-    "train": "trainer.settings:TrainSettings",
-    "export": "trainer.settings:ExportSettings",
-    "replay-step": "trainer.replaying.settings:ReplayStepSettings",
-    "replay-lineage": "replay.settings:LineageSettings",
-    "stack": "steplog.stack.settings:StackSettings",
-    "demo": "steplog.demo.settings:DemoSettings",
-    "lag": "console.settings:LagSettings",
-    "monitor": "console.settings:MonitorSettings",
-    "replay-export": "replay.settings:ExportSettings",
-    "replay-import": "replay.settings:ImportSettings",
-    "replay-delete": "replay.settings:DeleteSettings",
-    "env": "steplog.environment.settings:EnvironmentSettings",
-}
-"""Where each service's settings class is; it is imported when the service is used."""
+SERVICES = {command.service: command.settings for command in COMMANDS}
+"""The settings class of each service, as "module:Class"."""
 
 SHARED = ServiceSettings.model_fields
-HOUSE = SettingsScope(SERVICES, SHARED)
+SCOPE = SettingsScope(SERVICES, SHARED)
 
 
 def settings_class(service: str) -> type[BaseModel]:
-    module, name = SERVICES[service].split(":")
-    found: type[BaseModel] = getattr(import_module(module), name)
-    return found
+    cls: type[BaseModel] = load_object(SERVICES[service])
+    return cls
 
 
 def load(
     cls: type[Settings], service: str, namespace: argparse.Namespace, environ: Mapping[str, str]
 ) -> Settings:
     """Merge all sources into the settings of one service."""
-    return sources.load(cls, service, namespace, environ, HOUSE)
+    return sources.load(cls, service, namespace, environ, SCOPE)

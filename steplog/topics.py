@@ -10,6 +10,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.topics import REWARDED, TOPICS, TopicLayout, TopicSpec
 from schemas.registry import SchemaRegistry
+from servicekit.command_line import print_line
 
 COLUMNS = "{:<28} {:>10} {:>11}  {:<15} {}"
 
@@ -24,7 +25,7 @@ class TopicsSettings(Connection):
     json_: bool = Field(False, description="print JSON lines instead of a table")
 
 
-def create(settings: TopicsSettings, say: Callable[[str], None]) -> None:
+def create(settings: TopicsSettings, say: Callable[[str], None] = print_line) -> None:
     """Makes what is missing, and registers the schemas where there is a registry."""
     for name in topics.create(settings, settings.partitions, settings.replication):
         say(f"created {name}")
@@ -37,7 +38,7 @@ def create(settings: TopicsSettings, say: Callable[[str], None]) -> None:
     say(f"all topics are there and fit: {settings.bootstrap}")
 
 
-def check(settings: TopicsSettings, say: Callable[[str], None]) -> None:
+def check(settings: TopicsSettings, say: Callable[[str], None] = print_line) -> None:
     topics.check(settings)
     say(f"all topics are there and fit: {settings.bootstrap}")
 
@@ -50,7 +51,7 @@ class Row(NamedTuple):
     records: list[str]
 
 
-def show(settings: TopicsSettings, say: Callable[[str], None]) -> None:
+def show(settings: TopicsSettings, say: Callable[[str], None] = print_line) -> None:
     rows = _rows(settings)
     if settings.json_:
         for row in rows:

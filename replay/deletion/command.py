@@ -19,13 +19,14 @@ from replay.deletion.verification import prove
 from replay.offset_ranges import Spans, spans_of
 from replay.settings import DeleteSettings
 from schemas import Record
+from servicekit.command_line import print_line
 from servicekit.errors import Fatal
 from servicekit.progress_bar import bar
 
 WITHOUT_TENANTS = (POLICY, LEDGER, DEAD_LETTERS)
 
 
-def delete(settings: DeleteSettings, say: Callable[[str], None]) -> None:
+def delete(settings: DeleteSettings, say: Callable[[str], None] = print_line) -> None:
     found = topics.check(settings)
     spans = {name: spans_of(settings, name) for name in found}
     forbidden = Forbidden(settings)

@@ -16,9 +16,10 @@ from replay.diff.comparison import Comparer, Comparison, Distribution, FunctionR
 from replay.diff.paired_rewards import Side, SideBySide
 from replay.diff.table import DiffTable
 from replay.settings import DiffSettings
+from servicekit.command_line import print_line
 
 
-def diff(settings: DiffSettings, say: Callable[[str], None]) -> None:
+def diff(settings: DiffSettings, say: Callable[[str], None] = print_line) -> None:
     found = compare(settings)
     if settings.json_:
         say(msgspec.json.encode(found).decode())

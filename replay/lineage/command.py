@@ -13,10 +13,11 @@ from replay.lineage.report import Lineage
 from replay.lineage.search import Finder, Traces
 from replay.settings import LineageSettings
 from schemas import Decision, Record, ScoredGroup
+from servicekit.command_line import print_line
 from servicekit.errors import Fatal
 
 
-def lineage(settings: LineageSettings, say: Callable[[str], None]) -> None:
+def lineage(settings: LineageSettings, say: Callable[[str], None] = print_line) -> None:
     found = find_lineages(settings)
     if settings.json_:
         documents = [one.document() for one in found]

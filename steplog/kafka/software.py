@@ -11,11 +11,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from servicekit.errors import Fatal
+
 POM = Path(__file__).with_name("pom.xml")
 OLDEST_JAVA = 17
 
 
-class LocalKafkaError(Exception):
+class LocalKafkaError(Fatal):
     """A local broker cannot do what was asked; the message is one sentence for a person."""
 
 

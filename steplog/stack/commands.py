@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from servicekit.command_line import print_line
 from servicekit.errors import Fatal
 from steplog.stack import stack
 from steplog.stack.planning import Planning
@@ -17,7 +18,7 @@ COLUMNS = "{:<10} {:<9} {:>8} {:>8} {:>9}  {:<22} {}"
 Say = Callable[[str], None]
 
 
-def up(settings: StackSettings, say: Say) -> int:
+def up(settings: StackSettings, say: Say = print_line) -> int:
     """Ctrl-C while it waits takes down what it has started."""
     plan = Planning(settings, os.environ).plan()
     folder = stack.up(settings.dir, plan)
@@ -54,7 +55,7 @@ def _stay(folder: Folder, told: stack.Told) -> None:
         )
 
 
-def down(settings: StackSettings, say: Say) -> int:
+def down(settings: StackSettings, say: Say = print_line) -> int:
     ended = stack.down(settings.dir)
     say(f"ended: {', '.join(reversed(ended))}" if ended else f"nothing runs in {settings.dir}")
     return 0
@@ -73,7 +74,7 @@ class Row(msgspec.Struct):
     log: str
 
 
-def status(settings: StackSettings, say: Say) -> int:
+def status(settings: StackSettings, say: Say = print_line) -> int:
     """0 when everything is ready and looked after."""
     folder = Folder(settings.dir)
     is_supervised = folder.is_supervised()

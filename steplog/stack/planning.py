@@ -2,10 +2,9 @@
 of them is said before anything is started."""
 
 import shlex
-import sysconfig
+import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -24,6 +23,9 @@ DRAINED = 10.0
 """Seconds after its drain that a gateway has to end."""
 SAVED = 300.0
 """A trainer finishes its step and writes a checkpoint."""
+STEPLOG = (sys.executable, "-P", "-m", "steplog")
+"""The command, found without a console script. -P: the current folder is not searched for modules, so
+that a user's own `trainer` there cannot take the place of ours."""
 ANYWHERE = ("0.0.0.0", "::", "")
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -62,16 +64,14 @@ class Planning:
         return load(cls, service, Namespace(config=self._settings.config, **given), self._environ)
 
     def _command(self, *words: str, **options: object) -> tuple[str, ...]:
-        """The console script: `python -m` could find somebody's own `trainer`."""
         file = self._settings.config
         options = {
             **({"config": file.resolve()} if file is not None else {}),
             "bootstrap": self._bootstrap,
             **options,
         }
-        script = Path(sysconfig.get_path("scripts")) / "steplog"
         given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return (str(script), *words, *given)
+        return (*STEPLOG, *words, *given)
 
     def _engines(self) -> list[Part]:
         commands = [tuple(shlex.split(command)) for command in self._settings.engine]

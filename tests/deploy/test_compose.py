@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from pool.connection import MAX_MESSAGE_BYTES
-from steplog.cli import COMMANDS, Command
+from steplog.cli import make_parser
+from steplog.commands import Command, find_command
 from steplog.settings import SERVICES as SETTINGS
 from steplog.settings import load, settings_class
 from tests.deploy.composed import COMPOSE, FILE, ROOT, SERVICES, names, variables, words
@@ -23,19 +24,16 @@ ENV_LINE = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
 
 
 def command_of(service: str) -> Command:
-    """What the command line runs, by the longest name that fits."""
-    said = words(service)[1:]
-    fitting = [c for c in COMMANDS if tuple(said[: len(c.words)]) == c.words]
-    assert fitting, f"there is no command {' '.join(said)}"
-    return max(fitting, key=lambda command: len(command.words))
+    """The command that the service's container runs."""
+    command = find_command(words(service)[1:])
+    assert command, f"there is no command {' '.join(words(service))}"
+    return command
 
 
 def settings_of(service: str) -> Any:
     """As the process itself reads them."""
-    from steplog.cli import _parser
-
     command, said = command_of(service), words(service)[1:]
-    namespace = _parser(said).parse_args(said)
+    namespace = make_parser(said).parse_args(said)
     environ = {key: str(value) for key, value in SERVICES[service]["environment"].items()}
     return load(settings_class(command.service), command.service, namespace, environ)
 

@@ -65,13 +65,15 @@ ELSEWHERE: Mapping[tuple[str, ...], tuple[str, Callable[[Words], None]]] = {
 
 def settings_of(words: Words, environ: Mapping[str, str]) -> Any:
     """What a `steplog …` command would run with. Imported here: most programs need none of it."""
-    from steplog.cli import COMMANDS, _parser
+    from steplog.cli import make_parser
+    from steplog.commands import find_command
     from steplog.settings import load, settings_class
 
     said = list(words[1:])
-    namespace: Namespace = _parser(said).parse_args(said)
-    service = next(c.service for c in COMMANDS if tuple(said[: len(c.words)]) == c.words)
-    return load(settings_class(service), service, namespace, environ)
+    namespace: Namespace = make_parser(said).parse_args(said)
+    command = find_command(said)
+    assert command is not None
+    return load(settings_class(command.service), command.service, namespace, environ)
 
 
 def find(words: Words) -> Callable[[Words], None] | None:

@@ -71,7 +71,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(log: Connection, function: str, **settings: Any) -> dict[str, Any]:
     """In this process; gives the last line."""
     lines: list[str] = []
-    assert rescore.rescore(asked(log, function, **settings), lines.append)
+    assert rescore.rescore(asked(log, function, **settings), lines.append) == 0
     last: dict[str, Any] = json.loads(lines[-1])
     return last
 

@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from servicekit.errors import Fatal
 from steplog import cli
-from steplog.kafka import local_kafka
+from steplog.commands import COMMANDS, Command, load_object
+from steplog.kafka import commands, local_kafka
+from steplog.settings import SERVICES
+from steplog.stack import planning
 from tests.conftest import free_port
 from tests.steplog.command import STEPLOG, steplog
 
@@ -46,7 +50,7 @@ def test_two_starts_at_once_give_one_broker_that_outlives_them(stopped: Path) ->
     for word, status in (("status", 1), ("stop", 0)):
         nothing = steplog("kafka", word)
         assert nothing.returncode == status
-        assert nothing.stdout == "no broker runs in .steplog/kafka\n"
+        assert nothing.stdout == "No broker is running in .steplog/kafka.\n"
         assert nothing.stderr == ""
 
 
@@ -97,9 +101,9 @@ def test_settings_reach_a_command_from_file_and_environment(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (workplace / "steplog.toml").write_text("[kafka]\ndir = 'from-file'\n")
-    assert steplog("kafka", "status").stdout == "no broker runs in from-file\n"
+    assert steplog("kafka", "status").stdout == "No broker is running in from-file.\n"
     monkeypatch.setenv("STEPLOG_KAFKA_DIR", "from-environment")
-    assert steplog("kafka", "status").stdout == "no broker runs in from-environment\n"
+    assert steplog("kafka", "status").stdout == "No broker is running in from-environment.\n"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +135,46 @@ def test_help_imports_no_service() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+def test_python_m_steplog_is_the_command_whatever_the_current_folder_holds(
+    workplace: Path,
+) -> None:
+    for name in ("steplog", "servicekit", "pool", "gateway"):
+        (workplace / f"{name}.py").write_text("raise SystemExit('a module of the current folder')")
+    for words in (["--version"], ["kafka", "status"], ["gateway", "--help"]):
+        module = subprocess.run([*planning.STEPLOG, *words], capture_output=True, text=True)
+        script = steplog(*words)
+        assert module.stderr == ""
+        assert (module.returncode, module.stdout) == (script.returncode, script.stdout)
+
+
+def test_commands_of_one_service_share_one_settings_class() -> None:
+    for command in COMMANDS:
+        assert SERVICES[command.service] == command.settings
+    assert len({command.path for command in COMMANDS}) == len(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.path)
+def test_every_command_has_its_settings_and_its_entry(command: Command) -> None:
+    assert issubclass(load_object(command.settings), BaseModel)
+    if not command.entry.startswith(("trainer.", "steplog.demo.")):  # these import torch
+        assert callable(load_object(command.entry))
+
+
+def test_a_missing_torch_is_said_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> int:
+        raise ModuleNotFoundError(name="torch")
+
+    monkeypatch.setattr(commands, "status", fail)
+    assert cli.main(["kafka", "status"]) == 1
+    assert capsys.readouterr().err == (
+        "steplog: This command needs the package torch. Install it with `pip install"
+        " 'steplog-rl[gpu]'`, or on a machine without a GPU with `pip install"
+        " 'steplog-rl[cpu]'`.\n"
+    )
+
+
 def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     reader, writer = os.pipe()
@@ -144,21 +188,23 @@ def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_error_of_the_log_is_one_sentence_and_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(_: object) -> int:
+    def fail(_: object) -> int:
         raise Fatal("the log is closed on Sundays")
 
-    monkeypatch.setattr(cli, "COMMANDS", [cli.Command(("pray",), "pray", "kafka", run)])
-    assert cli.main(["pray"]) == 1
+    monkeypatch.setattr(commands, "status", fail)
+    assert cli.main(["kafka", "status"]) == 1
     assert capsys.readouterr().err == "steplog: the log is closed on Sundays\n"
 
 
 def test_sigterm_ends_a_background_job_too() -> None:
     """Shells start these with Ctrl-C ignored."""
     code = (
-        "import signal, sys, steplog.cli as cli\n"
-        "def run(_): print('runs', flush=True); signal.pause()\n"
-        "cli.COMMANDS = [cli.Command(('wait',), 'wait', 'kafka', run)]\n"
-        "sys.exit(cli.main(['wait']))"
+        "import signal, sys\n"
+        "from steplog import cli\n"
+        "from steplog.kafka import commands\n"
+        "def wait(_): print('runs', flush=True); signal.pause()\n"
+        "commands.status = wait\n"
+        "sys.exit(cli.main(['kafka', 'status']))"
     )
     job = subprocess.Popen(
         [sys.executable, "-c", f"import signal; signal.signal(2, signal.SIG_IGN)\n{code}"],

@@ -1,5 +1,6 @@
 """From settings to parts: the order, who waits for whom, and where each one is."""
 
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def test_the_example_is_a_whole_stack() -> None:
 def test_brokers_of_ones_own_are_used_and_not_started() -> None:
     plan = planned('bootstrap = "kafka-1:9092"\n[stack]\nservices = []\n')
     (topics,) = plan.parts
+    assert topics.command[:5] == (sys.executable, "-P", "-m", "steplog", "topics")
     assert topics.command[-2:] == ("--bootstrap", "kafka-1:9092")
     assert topics.needs == ()
     assert plan.broker is None

@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from servicekit.command_line import print_line
 from trainer.replaying.past import Past
 from trainer.replaying.settings import ReplayStepSettings
 from trainer.replaying.showing import document, lines
 
 
-def step(settings: ReplayStepSettings, say: Callable[[str], None]) -> bool:
-    """False: something came out in another way than it did then."""
+def step(settings: ReplayStepSettings, say: Callable[[str], None] = print_line) -> int:
+    """Returns the exit status: 1 when the repeated step differs from the recorded one."""
     past = Past(settings, settings.run)
     (decision,) = past.making(settings.version)
     rebuilt = past.rebuild(decision)
@@ -24,4 +25,5 @@ def step(settings: ReplayStepSettings, say: Callable[[str], None]) -> bool:
     else:
         for line in lines(rebuilt, again):
             say(line)
-    return rebuilt.same is not False and (again is None or again.same)
+    is_same = rebuilt.same is not False and (again is None or again.same)
+    return 0 if is_same else 1

@@ -11,7 +11,7 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from steplog.cli import TERMINATED
+from servicekit.command_line import TERMINATED
 from steplog.kafka import local_kafka
 from tests.conftest import kill_and_wait
 from tests.gateway.asking import chat, eventually, steps
