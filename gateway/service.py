@@ -18,7 +18,7 @@ from gateway.engines.policy import Policy
 from gateway.gateway import Gateway
 from gateway.http.app import App, State, make_app
 from gateway.http.keys import load_keys
-from gateway.http_server import http_server, serve_beside
+from gateway.http.server import http_server, serve_beside
 from gateway.settings import GatewaySettings
 from gateway.state.admission import Admission
 from gateway.state.log import open_log

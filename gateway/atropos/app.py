@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -33,9 +33,8 @@ from gateway.atropos.wire import (
     encode_batch,
 )
 from gateway.errors import ApiError, NotFound, TooLarge
-from gateway.http.exchange import AnyExchange, Exchange
+from gateway.http.exchange import JSON, Exchange, Headers
 from gateway.http.keys import Keys, api_key
-from gateway.http_protocol import JSON, HeaderList, Headers, Serve
 from servicekit.errors import RecordTooLarge
 
 log = logging.getLogger(__name__)
@@ -48,13 +47,12 @@ GZIPPED = (b"content-encoding", b"gzip")
 RECEIVED = b'{"status":"received"}'
 
 Route = tuple[str, str]
-Handle = Callable[[Server, AnyExchange, bytes], Awaitable[None]]
+Handle = Callable[[Server, Exchange, bytes], Awaitable[None]]
 
 
 class AtroposApp:
     """Reads bodies, answers what is asked all the time, and leaves the rest to FastAPI.
 
-    It is an ASGI app, but whoever serves it may also hand over directly what is asked all the time.
     CORS is as open as Atropos has it; only browsers ask for it."""
 
     def __init__(self, gate: Gate, max_body: int, keys: Keys) -> None:
@@ -69,10 +67,6 @@ class AtroposApp:
             ("GET", "/status-env"): _status_env,
             ("GET", "/status"): _status,
         }
-        self._direct: dict[tuple[bytes, bytes], Serve] = {
-            (route[0].encode(), route[1].encode()): partial(self._answer_often, route=route)
-            for route in self._often
-        }
         self._for_browsers = CORSMiddleware(
             self._answer_by_asgi,
             allow_origins=["*"],
@@ -83,14 +77,9 @@ class AtroposApp:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if b"origin" in dict(scope["headers"]):
-            # Answers must not take the short way: it passes by what CORS adds to them.
-            await self._for_browsers({**scope, "extensions": {}}, receive, send)
+            await self._for_browsers(scope, receive, send)
         else:
             await self._answer_by_asgi(scope, receive, send)
-
-    def direct(self, method: bytes, url: bytes, headers: HeaderList) -> Serve | None:
-        serve = self._direct.get((method, url))
-        return None if serve is None or b"origin" in dict(headers) else serve
 
     async def _answer_by_asgi(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send, self.max_body)
@@ -103,7 +92,7 @@ class AtroposApp:
         finally:
             exchange.stop_watching()
 
-    async def _answer(self, exchange: AnyExchange, route: Route, work: Awaitable[None]) -> None:
+    async def _answer(self, exchange: Exchange, route: Route, work: Awaitable[None]) -> None:
         """What goes wrong in the work becomes an answer, too."""
         began = time.perf_counter()
         try:
@@ -122,10 +111,10 @@ class AtroposApp:
         finally:
             _count(route[1] if route in self._often else "other", exchange.status, began)
 
-    async def _answer_often(self, exchange: AnyExchange, route: Route) -> None:
+    async def _answer_often(self, exchange: Exchange, route: Route) -> None:
         await self._answer(exchange, route, self._work(exchange, self._often[route]))
 
-    async def _work(self, exchange: AnyExchange, handle: Handle) -> None:
+    async def _work(self, exchange: Exchange, handle: Handle) -> None:
         self._check_key(exchange)
         body = await self._body(exchange)
         await handle(await self._gate.ready(), exchange, body)
@@ -143,11 +132,11 @@ class AtroposApp:
             await self._gate.ready()
         await self._others(scope, _again(body, receive), exchange.pass_on)
 
-    def _check_key(self, exchange: AnyExchange) -> None:
+    def _check_key(self, exchange: Exchange) -> None:
         if self._keys.are_required:
             self._keys.tenant(api_key(exchange))
 
-    async def _body(self, exchange: AnyExchange) -> bytes:
+    async def _body(self, exchange: Exchange) -> bytes:
         body = await exchange.body()
         if "gzip" in (exchange.header(b"content-encoding") or "").lower():
             return inflated(body, self.max_body)
@@ -177,13 +166,13 @@ def _meters(path: str, status: int | None) -> tuple[Counter, Histogram]:
     return answered, metrics.request_seconds.labels(path)
 
 
-async def _refuse(exchange: AnyExchange, error: ApiError) -> None:
+async def _refuse(exchange: Exchange, error: ApiError) -> None:
     if exchange.status is None:
         body = msgspec.json.encode({"detail": str(error)})
         await exchange.reply(error.status, body, [JSON, *error.headers()])
 
 
-async def _scored_data(server: Server, exchange: AnyExchange, body: bytes) -> None:
+async def _scored_data(server: Server, exchange: Exchange, body: bytes) -> None:
     try:
         posted = _plain(exchange, body, decode_group)
     except NotPlain:
@@ -195,7 +184,7 @@ async def _scored_data(server: Server, exchange: AnyExchange, body: bytes) -> No
     await _post(server, exchange, [posted], told)
 
 
-async def _scored_data_list(server: Server, exchange: AnyExchange, body: bytes) -> None:
+async def _scored_data_list(server: Server, exchange: Exchange, body: bytes) -> None:
     try:
         posted = _plain(exchange, body, decode_groups)
     except NotPlain:
@@ -214,7 +203,7 @@ def _told_of_all(sizes: Sequence[int | None]) -> bytes:
     return msgspec.json.encode(told)
 
 
-def _plain(exchange: AnyExchange, body: bytes, decode: Callable[[bytes], Any]) -> Any:
+def _plain(exchange: Exchange, body: bytes, decode: Callable[[bytes], Any]) -> Any:
     if _content_type(exchange) != "application/json":
         raise NotPlain
     return decode(body)
@@ -228,13 +217,13 @@ def _put_right(taken: ScoredData) -> Posted:
         raise RequestValidationError([no_json("text that is no Unicode")]) from error
 
 
-def _content_type(exchange: AnyExchange) -> str:
+def _content_type(exchange: Exchange) -> str:
     return exchange.header(b"content-type") or ""
 
 
 async def _post(
     server: Server,
-    exchange: AnyExchange,
+    exchange: Exchange,
     posted: Sequence[Posted],
     told: Callable[[Sequence[int | None]], bytes],
 ) -> None:
@@ -251,7 +240,7 @@ async def _post(
         server.retries.settle(deliveries, sent)
 
 
-async def _batch(server: Server, exchange: AnyExchange, _: bytes) -> None:
+async def _batch(server: Server, exchange: Exchange, _: bytes) -> None:
     if server.state.training is None:
         await exchange.reply(200, msgspec.json.encode(NOT_REGISTERED))
         return
@@ -276,7 +265,7 @@ async def _encoded(groups: Sequence[Group]) -> bytes:
     return await asyncio.to_thread(encode_batch, records)
 
 
-async def _deliver(exchange: AnyExchange, body: bytes) -> bool:
+async def _deliver(exchange: Exchange, body: bytes) -> bool:
     """As middleware of Starlette's would compress it, if the client is still there."""
     headers: Headers = [JSON]
     if len(body) >= COMPRESS_FROM:
@@ -287,7 +276,7 @@ async def _deliver(exchange: AnyExchange, body: bytes) -> bool:
     return await exchange.deliver(200, body, headers)
 
 
-async def _status_env(server: Server, exchange: AnyExchange, body: bytes) -> None:
+async def _status_env(server: Server, exchange: Exchange, body: bytes) -> None:
     env_id = checked(body, _content_type(exchange), ENV_ID).env_id
     answer = await server.status_env(env_id)
     if answer is None:
@@ -295,7 +284,7 @@ async def _status_env(server: Server, exchange: AnyExchange, body: bytes) -> Non
     await exchange.reply(200, msgspec.json.encode(answer))
 
 
-async def _status(server: Server, exchange: AnyExchange, _: bytes) -> None:
+async def _status(server: Server, exchange: Exchange, _: bytes) -> None:
     state = server.state
     told = b'{"current_step":%d,"queue_size":%d}' % (state.step, len(state.queue))
     await exchange.reply(200, told)

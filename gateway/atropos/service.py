@@ -21,7 +21,7 @@ from gateway.atropos.routes import Gate
 from gateway.atropos.server import Server
 from gateway.atropos.settings import AtroposSettings
 from gateway.http.keys import load_keys
-from gateway.http_server import http_server, serve_beside
+from gateway.http.server import http_server, serve_beside
 from pool import topics
 from pool.producers.batch_producer import Convoys
 from pool.readers.reader import TopicReader, open_topic
@@ -60,7 +60,7 @@ def serve(settings: AtroposSettings) -> int:
 async def _serve(
     settings: AtroposSettings, listener: socket.socket, gate: Gate, app: AtroposApp, life: Life
 ) -> None:
-    server = http_server(app, settings.drain_s, direct=app, backlog=BACKLOG)
+    server = http_server(app, settings.drain_s, backlog=BACKLOG)
     end_with_keeper(server, life)
     await serve_beside(server, [listener], run_parts(settings, gate, life))
 

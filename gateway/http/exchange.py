@@ -1,12 +1,13 @@
 """One HTTP request and its answer, straight on ASGI: the hot path has no framework in between."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gateway.errors import BadRequest, TooLarge
-from gateway.http_protocol import CONNECTION, JSON, Connection, Headers, Whole
 
+Headers = Iterable[tuple[bytes, bytes]]
+JSON = (b"content-type", b"application/json")
 EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 STREAM_HEADERS = [EVENTS, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 MAX_UID = 200
@@ -23,7 +24,6 @@ class Exchange:
         self._max_body = max_body
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._gone: asyncio.Task[None] | None = None
-        self._connection: Connection | None = scope.get("extensions", {}).get(CONNECTION)
 
     def header(self, name: bytes) -> str | None:
         value = self._headers.get(name)
@@ -66,7 +66,7 @@ class Exchange:
 
     def is_gone(self) -> Callable[[], bool]:
         """Tells whether the client is gone, at any time until `deliver` has answered."""
-        return self._connection.is_gone if self._connection else self.watch().done
+        return self.watch().done
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -87,9 +87,6 @@ class Exchange:
     async def deliver(self, status: int, body: bytes, headers: Headers = (JSON,)) -> bool:
         """As `reply`; says whether the client was there until all was on its way. `is_gone` must have
         been asked for before whatever was waited for."""
-        if self._connection is not None:
-            self.status = status
-            return await self._connection.answer(status, headers, body)
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*headers, length])
         await self.write(body)
@@ -116,6 +113,3 @@ class Exchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-AnyExchange = Exchange | Whole

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pydantic import SecretStr
 
 from gateway.errors import NotFound, Unauthorized
-from gateway.http.exchange import AnyExchange
+from gateway.http.exchange import Exchange
 from servicekit.errors import Fatal
 
 SEPARATOR = "~"
@@ -96,7 +96,7 @@ class Keys:
         return base64.urlsafe_b64encode(digest[:18]).decode()
 
 
-def api_key(exchange: AnyExchange) -> str | None:
+def api_key(exchange: Exchange) -> str | None:
     """As OpenAI's clients send it, or Anthropic's, or as any client does whose URL has a login: some
     take nothing but a URL."""
     kind, _, given = (exchange.header(b"authorization") or "").partition(" ")
