@@ -1,12 +1,16 @@
-"""Rewards: consumers that annotate trajectories into the second topic, and functions that score them.
+"""Rewards: reward functions, and the workers that read `steps`, score with them and write `rewarded`.
 
-A reward function sees a whole trajectory and says what it is worth:
+A reward function gets a whole trajectory and returns what it is worth:
 
-    def reward(trajectory):
+    from steplog import Trajectory
+
+    def reward(trajectory: Trajectory) -> float:
         return 1.0 if trajectory.text.strip() == trajectory.metadata["answer"] else 0.0
+
+The classes that reward functions use (Trajectory, TrajectoryStep, Reward, RewardFailed,
+RewardUnavailable) are defined in `reward/api.py`; users import them from `steplog`.
 """
 
-from reward.verdict import Reward, RewardFailed, RewardUnavailable
-from reward.view import StepView, TrajectoryView
+from reward.api import Reward, RewardFailed, RewardUnavailable, Trajectory, TrajectoryStep
 
-__all__ = ["Reward", "RewardFailed", "RewardUnavailable", "StepView", "TrajectoryView"]
+__all__ = ["Reward", "RewardFailed", "RewardUnavailable", "Trajectory", "TrajectoryStep"]

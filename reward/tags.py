@@ -1,21 +1,21 @@
-"""What a tag stands for: one way of scoring, with each trajectory once.
+"""Tags: a tag names one way of scoring, with a topic of its own that has each trajectory once.
 
-It is recorded in the log, so it holds whatever dies:
+What a tag stands for is recorded in the log, so it survives every crash:
 
-* Every End in a tag's topic names the functions that scored it. Others are refused.
-* What a rescoring was asked for, and its range, is metadata of a commit: its group's, on the tag's
-  topic, made in one request with the offsets from which it reads.
+* Every End in a tag's topic names the functions that scored it. Other functions are refused.
+* The plan of a rescoring (its request and its range) is the metadata of a commit of its consumer group
+  on the tag's topic, made in one request with the offsets at which reading begins.
 * A live worker of the tag begins where a rescoring of it has ended.
 
-Kafka forgets the commits of a group that nobody is in after a week (`offsets.retention.minutes`). A
-topic that has rewards and no place to go on from is refused: it would be filled a second time.
+Kafka forgets the commits of a group without members after a week (`offsets.retention.minutes`). A
+topic that has rewards but no offsets to continue from is refused: it would be filled a second time.
 """
 
 import hashlib
 from collections.abc import Sequence
 
 import msgspec
-from confluent_kafka import TopicPartition as Place
+from confluent_kafka import TopicPartition
 
 from pool import topics
 from pool.connection import Connection
@@ -26,14 +26,14 @@ from pool.readers.reader import PartitionBounds, read_bounds
 from pool.readers.scan import OffsetRange, Scan, received
 from pool.readers.selection import SelectionSettings, TopicRanges
 from pool.topics import STEPS, rewarded_topic
-from reward.function import Function, described
+from reward.scoring.loading import RewardFunction, function_identity
 from schemas import TrajectoryEnd
 from servicekit.errors import Fatal
 
 TAIL = 1_000
-"""Offsets at the end of each partition among which an End is looked for."""
-SHOWN = 200
-"""Characters of the functions' names that a plan keeps, for people."""
+"""Offsets at the end of each partition in which the newest scored End is searched."""
+MAX_FUNCTIONS_TEXT = 200
+"""Characters of the functions' identities that a plan keeps, for messages."""
 
 
 def live_group(tag: str | None) -> str:
@@ -44,147 +44,156 @@ def rescore_group(tag: str) -> str:
     return f"steplog-rescore-{tag}"
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """A rescoring: what was asked for, and which offsets of each partition of `steps` it covers."""
+class RescorePlan(msgspec.Struct, frozen=True):
+    """A rescoring: its functions and request, and the offsets of `steps` that it covers, by partition.
+    The encoded form is stored in commits: keep it compatible."""
 
     functions: str
-    asked: str
+    request_digest: str = msgspec.field(name="asked")
     trajectories: int
     first: list[int]
     ends: list[int]
 
 
 def make_plan(
-    functions: Sequence[Function],
+    functions: Sequence[RewardFunction],
     selection: SelectionSettings,
     ranges: TopicRanges,
     trajectories: int,
-) -> Plan:
+) -> RescorePlan:
     spans = [span for _, span in sorted(ranges.spans.items())]
-    return Plan(
-        _named(functions)[:SHOWN],
-        _digest(functions, selection),
+    return RescorePlan(
+        _format_functions(functions)[:MAX_FUNCTIONS_TEXT],
+        _request_digest(functions, selection),
         trajectories,
         [span.first for span in spans],
         [span.end for span in spans],
     )
 
 
-def _digest(functions: Sequence[Function], selection: SelectionSettings) -> str:
-    asked = selection.model_dump_json(include=set(SelectionSettings.model_fields))
-    text = "\n".join([_named(functions), asked])
+def _request_digest(functions: Sequence[RewardFunction], selection: SelectionSettings) -> str:
+    request = selection.model_dump_json(include=set(SelectionSettings.model_fields))
+    text = "\n".join([_format_functions(functions), request])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _named(functions: Sequence[Function]) -> str:
-    return ", ".join(function.described for function in functions)
+def _format_functions(functions: Sequence[RewardFunction]) -> str:
+    return ", ".join(function.identity for function in functions)
 
 
-# Scoring again
+# Rescoring a range
 
 
 def find_plan(
-    connection: Connection, tag: str, functions: Sequence[Function], selection: SelectionSettings
-) -> Plan | None:
-    """The tag's rescoring that has begun; None: it is still to be. Refuses a tag that is taken."""
+    connection: Connection,
+    tag: str,
+    functions: Sequence[RewardFunction],
+    selection: SelectionSettings,
+) -> RescorePlan | None:
+    """The plan of the tag's rescoring if it has begun, else None. Raises Fatal if the tag is taken."""
     topic = rewarded_topic(tag)
     if topic not in topics.find(connection):
         return None
-    [commit] = read_commits(connection, rescore_group(tag), [_plan_place(connection, tag)])
+    [commit] = read_commits(connection, rescore_group(tag), [_plan_partition(connection, tag)])
     if commit.offset < 0:
         _check_untouched(connection, tag)
         return None
-    plan = msgspec.json.decode(commit.metadata or "", type=Plan)
+    plan = msgspec.json.decode(commit.metadata or "", type=RescorePlan)
     name = connection.topic_name(topic)
-    if plan.functions != _named(functions)[:SHOWN]:
+    if plan.functions != _format_functions(functions)[:MAX_FUNCTIONS_TEXT]:
         raise Fatal(
-            f"{name} is scored by {plan.functions}, and this would be {_named(functions)}; "
-            "give it another tag"
+            f"{name} is scored by {plan.functions}, but this command would score with "
+            f"{_format_functions(functions)}; choose another tag."
         )
-    if plan.asked != _digest(functions, selection):
-        raise Fatal(f"{name} was begun with another range or filter; give this one another tag")
+    if plan.request_digest != _request_digest(functions, selection):
+        raise Fatal(f"{name} was begun with another range or filter; choose another tag.")
     return plan
 
 
-def begin(connection: Connection, tag: str, plan: Plan, ranges: TopicRanges) -> None:
-    """Makes the topic, then records the plan together with where reading begins. Between the two the
-    topic is empty, and anybody may begin again."""
+def begin_rescore(connection: Connection, tag: str, plan: RescorePlan, ranges: TopicRanges) -> None:
+    """Creates the topic, then records the plan together with the offsets at which reading begins. After
+    a crash between the two the topic is empty, and the command may be run again."""
     topics.create_twin(connection, tag)
     steps = connection.topic_name(STEPS)
     starts = [
-        Place(steps, number, plan.first[number], Bookmark(span.first).text())
+        TopicPartition(steps, number, plan.first[number], Bookmark(span.first).text())
         for number, span in ranges.earlier(LOOK_BACK).items()
     ]
-    place = _plan_place(connection, tag)
-    noted = Place(place.topic, place.partition, 0, msgspec.json.encode(plan).decode())
-    set_commits(connection, rescore_group(tag), [*starts, noted])
+    plan_commit = _plan_partition(connection, tag)
+    plan_commit.offset = 0
+    plan_commit.metadata = msgspec.json.encode(plan).decode()
+    set_commits(connection, rescore_group(tag), [*starts, plan_commit])
 
 
-def positions(connection: Connection, tag: str, plan: Plan) -> list[tuple[int, bool]]:
-    """For each partition of `steps` the offset that is reached, and whether the partition is done."""
-    places = _places(connection, len(plan.ends))
-    found = read_commits(connection, rescore_group(tag), places)
+def positions(connection: Connection, tag: str, plan: RescorePlan) -> list[tuple[int, bool]]:
+    """For each partition of `steps`: the committed offset, and whether the partition is done."""
+    partitions = _step_partitions(connection, len(plan.ends))
+    commits = read_commits(connection, rescore_group(tag), partitions)
     return [
-        (place.offset, place.offset >= end and not _pending(place))
-        for place, end in zip(found, plan.ends, strict=True)
+        (commit.offset, commit.offset >= end and not _pending(commit))
+        for commit, end in zip(commits, plan.ends, strict=True)
     ]
 
 
-def _pending(place: Place) -> tuple[int, ...]:
-    return Bookmark.parse(place.metadata, place.offset).pending
+def _pending(commit: TopicPartition) -> tuple[int, ...]:
+    return Bookmark.parse(commit.metadata, commit.offset).pending
 
 
-def _plan_place(connection: Connection, tag: str) -> Place:
-    return Place(connection.topic_name(rewarded_topic(tag)), 0)
+def _plan_partition(connection: Connection, tag: str) -> TopicPartition:
+    """The partition of the tag's topic on which the plan is committed."""
+    return TopicPartition(connection.topic_name(rewarded_topic(tag)), 0)
 
 
-def _places(connection: Connection, partitions: int) -> list[Place]:
-    return [Place(connection.topic_name(STEPS), number) for number in range(partitions)]
+def _step_partitions(connection: Connection, partitions: int) -> list[TopicPartition]:
+    return [TopicPartition(connection.topic_name(STEPS), number) for number in range(partitions)]
 
 
 def _check_untouched(connection: Connection, tag: str) -> None:
     bounds = read_bounds(connection, rewarded_topic(tag))
-    live = read_commits(connection, live_group(tag), _places(connection, len(bounds)))
+    live = read_commits(connection, live_group(tag), _step_partitions(connection, len(bounds)))
     if any(bound.end > 0 for bound in bounds.values()) or any(c.offset >= 0 for c in live):
         raise Fatal(
-            f"{connection.topic_name(rewarded_topic(tag))} has rewards that no rescoring can go on "
-            "with; choose another tag"
+            f"{connection.topic_name(rewarded_topic(tag))} already has rewards or a live worker, "
+            "and no rescoring to continue; choose another tag."
         )
 
 
-# Scoring as it comes
+# Scoring live
 
 
-def open_live(connection: Connection, tag: str, group: str, functions: Sequence[Function]) -> None:
-    """Makes the tag's topic, or says why these functions cannot go on with it."""
+def open_live(
+    connection: Connection, tag: str, group: str, functions: Sequence[RewardFunction]
+) -> None:
+    """Creates the tag's topic; raises Fatal if it exists and these functions cannot continue it."""
     topic = rewarded_topic(tag)
     if not topics.create_twin(connection, tag):
         bounds = read_bounds(connection, topic)
         _check_functions(connection, topic, bounds, functions)
-        places = _places(connection, len(bounds))
-        begun = any(c.offset >= 0 for c in read_commits(connection, group, places))
-        if not begun and any(bound.end > 0 for bound in bounds.values()):
-            _go_on(connection, tag, group)
+        partitions = _step_partitions(connection, len(bounds))
+        has_begun = any(c.offset >= 0 for c in read_commits(connection, group, partitions))
+        if not has_begun and any(bound.end > 0 for bound in bounds.values()):
+            _continue_rescore(connection, tag, group)
 
 
 def _check_functions(
     connection: Connection,
     topic: str,
     bounds: dict[int, PartitionBounds],
-    functions: Sequence[Function],
+    functions: Sequence[RewardFunction],
 ) -> None:
-    found = newest_functions(connection, topic, bounds)
-    if found is not None and found != sorted(function.described for function in functions):
+    recorded = newest_functions(connection, topic, bounds)
+    if recorded is not None and recorded != sorted(function.identity for function in functions):
         raise Fatal(
-            f"{connection.topic_name(topic)} is scored by {', '.join(found) or 'nobody'}, and this "
-            f"would be {_named(functions) or 'nobody'}; give it another tag"
+            f"{connection.topic_name(topic)} is scored by {', '.join(recorded) or 'no function'}, but "
+            f"this worker would score with {_format_functions(functions) or 'no function'}; "
+            "choose another tag."
         )
 
 
 def newest_functions(
     connection: Connection, topic: str, bounds: dict[int, PartitionBounds]
 ) -> list[str] | None:
-    """Those of the last scored End that is found; None: nothing is scored yet."""
+    """Identities of the functions in the newest scored End; None if nothing is scored yet."""
     spans = {
         n: OffsetRange(max(bound.low, bound.end - TAIL), bound.end) for n, bound in bounds.items()
     }
@@ -196,18 +205,22 @@ def newest_functions(
                 newest = record
     if newest is None:
         return None
-    whole = [reward for reward in newest.rewards if reward.step_id is None]
-    return sorted(described(reward.name, reward.version, reward.weight) for reward in whole)
+    of_trajectory = [reward for reward in newest.rewards if reward.step_id is None]
+    return sorted(function_identity(r.name, r.version, r.weight) for r in of_trajectory)
 
 
-def _go_on(connection: Connection, tag: str, group: str) -> None:
-    """Takes over where a rescoring has ended, with the trajectories that were open there."""
-    [commit] = read_commits(connection, rescore_group(tag), [_plan_place(connection, tag)])
+def _continue_rescore(connection: Connection, tag: str, group: str) -> None:
+    """Copies the offsets at which a rescoring has ended, with the trajectories that were open there."""
+    [commit] = read_commits(connection, rescore_group(tag), [_plan_partition(connection, tag)])
     name = connection.topic_name(rewarded_topic(tag))
     if commit.offset < 0:
-        raise Fatal(f"{name} has rewards, and it is not known how far they go; choose another tag")
-    plan = msgspec.json.decode(commit.metadata or "", type=Plan)
-    if not all(done for _, done in positions(connection, tag, plan)):
-        raise Fatal(f"{name} is not scored to its end; run its `steplog replay rescore` first")
-    places = read_commits(connection, rescore_group(tag), _places(connection, len(plan.ends)))
-    set_commits(connection, group, places)
+        raise Fatal(f"{name} has rewards, but no offsets to continue from; choose another tag.")
+    plan = msgspec.json.decode(commit.metadata or "", type=RescorePlan)
+    if not all(is_done for _, is_done in positions(connection, tag, plan)):
+        raise Fatal(
+            f"The rescoring into {name} is not finished; run `steplog replay rescore` first."
+        )
+    partitions = read_commits(
+        connection, rescore_group(tag), _step_partitions(connection, len(plan.ends))
+    )
+    set_commits(connection, group, partitions)

@@ -139,7 +139,7 @@ COMMANDS = [
         "reward",
         "reward",
         "reward.settings:RewardSettings",
-        "reward.service:serve",
+        "reward.worker.service:serve",
         "score finished trajectories",
     ),
     Command(
@@ -181,7 +181,7 @@ COMMANDS = [
         "replay rescore",
         "replay-rescore",
         "reward.settings:RescoreSettings",
-        "reward.rescore:rescore",
+        "reward.rescore.command:rescore",
         "score part of the log again, into a separate topic",
     ),
     Command(

@@ -9,12 +9,11 @@ from collections.abc import Callable, Coroutine
 from importlib import import_module
 from typing import Any
 
-from reward.verdict import Reward
-from reward.view import TrajectoryView
+from reward.api import Reward, Trajectory
 
 Result = float | Reward | None
-Score = Callable[[TrajectoryView], Result]
-AsyncScore = Callable[[TrajectoryView], Coroutine[Any, Any, Result]]
+Score = Callable[[Trajectory], Result]
+AsyncScore = Callable[[Trajectory], Coroutine[Any, Any, Result]]
 Factory = Callable[..., Score | AsyncScore]
 
 FUNCTIONS = {

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 import msgspec
 
-from reward.verdict import RewardFailed, RewardUnavailable
+from reward.api import RewardFailed, RewardUnavailable
 
 CONNECT_TIMEOUT = 5.0
 KEEP_ALIVE = 4

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from reward.api import Reward, RewardFailed, Trajectory
 from reward.functions import Score
-from reward.functions.fenced import last_block
-from reward.verdict import Reward, RewardFailed
-from reward.view import TrajectoryView
+from reward.functions.code_blocks import last_block
 
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
@@ -26,7 +25,7 @@ def json_schema(schema: str = "", key: str = "schema") -> Score:
     """
     fixed = validator(Path(schema).read_text()) if schema else None
 
-    def score(trajectory: TrajectoryView) -> Reward | None:
+    def score(trajectory: Trajectory) -> Reward | None:
         found = fixed or _of_metadata(trajectory, key)
         if found is None:
             return None
@@ -71,7 +70,7 @@ def misfit(schema: "Validator", text: str) -> str | None:
     return None if error is None else f"{error.json_path}: {error.message}"[:SHOWN]
 
 
-def _of_metadata(trajectory: TrajectoryView, key: str) -> "Validator | None":
+def _of_metadata(trajectory: Trajectory, key: str) -> "Validator | None":
     schema = trajectory.metadata.get(key)
     if schema is None:
         return None

@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from reward.api import Reward, RewardFailed, Trajectory
 from reward.functions import AsyncScore
 from reward.functions.http import ask, with_key
 from reward.functions.template import fill
-from reward.verdict import Reward, RewardFailed
-from reward.view import TrajectoryView
 
 TEMPLATE = """\
 You judge how well a response does what was asked. Judge only what is there: length, confidence and \
@@ -69,7 +68,7 @@ def judge(
                 return number, text
         return None, text
 
-    async def judged(trajectory: TrajectoryView) -> Reward:
+    async def judged(trajectory: Trajectory) -> Reward:
         question = {
             "model": model,
             "messages": [{"role": "user", "content": fill(template, trajectory)}],

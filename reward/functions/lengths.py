@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from reward.api import Trajectory
 from reward.functions import Score
-from reward.view import TrajectoryView
 
 
 def length_penalty(max_tokens: int, scale: float = 1.0, of: str = "trajectory") -> Score:
@@ -15,7 +15,7 @@ def length_penalty(max_tokens: int, scale: float = 1.0, of: str = "trajectory") 
     count = _counter(of)
     _positive(max_tokens=max_tokens)
 
-    def score(trajectory: TrajectoryView) -> float:
+    def score(trajectory: Trajectory) -> float:
         excess = max(0, count(trajectory) - max_tokens)
         return -scale * min(1.0, excess / max_tokens)
 
@@ -32,7 +32,7 @@ def overlong(max_tokens: int, buffer: int, of: str = "trajectory") -> Score:
     if buffer > max_tokens:
         raise ValueError("buffer is a part of max_tokens, and cannot be larger")
 
-    def score(trajectory: TrajectoryView) -> float:
+    def score(trajectory: Trajectory) -> float:
         excess = max(0, count(trajectory) - (max_tokens - buffer))
         return -min(1.0, excess / buffer)
 
@@ -46,7 +46,7 @@ def repetition(n: int = 4, scale: float = 1.0) -> Score:
     """
     _positive(n=n)
 
-    def score(trajectory: TrajectoryView) -> float:
+    def score(trajectory: Trajectory) -> float:
         counts = [_repeated(step.response_ids, n) for step in trajectory.steps]
         total = sum(total for _, total in counts)
         repeated = sum(repeated for repeated, _ in counts)
@@ -62,12 +62,12 @@ def _repeated(ids: Sequence[int], n: int) -> tuple[int, int]:
     return total - len(different), total
 
 
-def _lengths(trajectory: TrajectoryView) -> list[int]:
+def _lengths(trajectory: Trajectory) -> list[int]:
     return [len(step.response_ids) for step in trajectory.steps] or [0]
 
 
-def _counter(of: str) -> Callable[[TrajectoryView], int]:
-    counters: dict[str, Callable[[TrajectoryView], int]] = {
+def _counter(of: str) -> Callable[[Trajectory], int]:
+    counters: dict[str, Callable[[Trajectory], int]] = {
         "trajectory": lambda trajectory: trajectory.response_tokens,
         "last": lambda trajectory: _lengths(trajectory)[-1],
         "longest": lambda trajectory: max(_lengths(trajectory)),

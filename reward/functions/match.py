@@ -1,7 +1,7 @@
 """The answer as it must be, letter by letter."""
 
+from reward.api import Trajectory
 from reward.functions import Score
-from reward.view import TrajectoryView
 
 
 def exact_match(key: str = "answer", ignore_case: bool = False, strip: bool = True) -> Score:
@@ -16,7 +16,7 @@ def exact_match(key: str = "answer", ignore_case: bool = False, strip: bool = Tr
         plain = plain.strip() if strip else plain
         return plain.casefold() if ignore_case else plain
 
-    def score(trajectory: TrajectoryView) -> float | None:
+    def score(trajectory: Trajectory) -> float | None:
         truth = trajectory.metadata.get(key)
         if truth is None:
             return None

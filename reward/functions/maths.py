@@ -2,9 +2,8 @@
 
 import logging
 
+from reward.api import RewardFailed, Trajectory
 from reward.functions import Score
-from reward.verdict import RewardFailed
-from reward.view import TrajectoryView
 
 
 def math_answer(key: str = "answer") -> Score:
@@ -26,7 +25,7 @@ def math_answer(key: str = "answer") -> Score:
         found = parse(text, parsing_timeout=None) if "$" in text or "\\boxed" in text else None
         return list(found or parse(f"\\boxed{{{text}}}", parsing_timeout=None))
 
-    def score(trajectory: TrajectoryView) -> float | None:
+    def score(trajectory: Trajectory) -> float | None:
         truth = trajectory.metadata.get(key)
         if truth is None:
             return None

@@ -8,9 +8,8 @@ import math
 import re
 from typing import NamedTuple
 
+from reward.api import Reward, RewardFailed, Trajectory
 from reward.functions import Score
-from reward.verdict import Reward, RewardFailed
-from reward.view import TrajectoryView
 
 
 class Number(NamedTuple):
@@ -51,7 +50,7 @@ def numeric_answer(key: str = "answer", tolerance: float = 1e-6) -> Score:
     like a response. Without it the function has no opinion.
     """
 
-    def score(trajectory: TrajectoryView) -> Reward | None:
+    def score(trajectory: Trajectory) -> Reward | None:
         truth = trajectory.metadata.get(key)
         if truth is None:
             return None

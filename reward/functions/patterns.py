@@ -2,8 +2,8 @@
 
 import re
 
+from reward.api import Trajectory
 from reward.functions import Score
-from reward.view import TrajectoryView
 
 INSIDE = r"(?:(?!</?(?:think|answer)>).)*+"
 THINK_THEN_ANSWER = (
@@ -20,7 +20,7 @@ def regex(pattern: str, full: bool = False, value: float = 1.0) -> Score:
     compiled = re.compile(pattern)
     look = compiled.fullmatch if full else compiled.search
 
-    def score(trajectory: TrajectoryView) -> float:
+    def score(trajectory: Trajectory) -> float:
         return value if look(trajectory.text) else 0.0
 
     return score

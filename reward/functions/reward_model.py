@@ -2,11 +2,10 @@
 
 from typing import Any
 
+from reward.api import RewardFailed, Trajectory
 from reward.functions import AsyncScore
 from reward.functions.http import ask, with_key
 from reward.functions.template import fill
-from reward.verdict import RewardFailed
-from reward.view import TrajectoryView
 
 
 def reward_model(
@@ -33,13 +32,13 @@ def reward_model(
     address = f"{url.rstrip('/').removesuffix('/v1')}/{route}"
     headers = with_key(api_key_env)
 
-    def shown(trajectory: TrajectoryView) -> dict[str, Any]:
+    def shown(trajectory: Trajectory) -> dict[str, Any]:
         if text:
             return {"input": fill(text, trajectory)}
         user = {"role": "user", "content": fill(prompt, trajectory)}
         return {"messages": [user, {"role": "assistant", "content": fill(response, trajectory)}]}
 
-    async def score(trajectory: TrajectoryView) -> float:
+    async def score(trajectory: Trajectory) -> float:
         question = {"model": model, **shown(trajectory)}
         if raw:
             question["use_activation"] = False

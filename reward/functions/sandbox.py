@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from reward.api import RewardUnavailable
 from reward.functions import confined
-from reward.verdict import RewardUnavailable
 from servicekit.errors import Fatal
 
 log = logging.getLogger(__name__)

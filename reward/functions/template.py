@@ -10,13 +10,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from reward.verdict import RewardFailed
-from reward.view import TrajectoryView
+from reward.api import RewardFailed, Trajectory
 
 PLACE = re.compile(r"\{(prompt|response|transcript|metadata\[([^\]{}]+)\])\}")
 
 
-def fill(template: str, trajectory: TrajectoryView) -> str:
+def fill(template: str, trajectory: Trajectory) -> str:
     def put(match: re.Match[str]) -> str:
         if match[2] is not None:
             return _value(trajectory.metadata, match[2])

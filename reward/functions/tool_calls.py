@@ -5,10 +5,9 @@ from typing import Any
 
 import msgspec
 
+from reward.api import Reward, RewardFailed, Trajectory, TrajectoryStep
 from reward.functions import Score
 from reward.functions.json_schema import misfit, validator
-from reward.verdict import Reward, RewardFailed
-from reward.view import StepView, TrajectoryView
 
 KEPT = 8
 """Errors that are kept in the record."""
@@ -32,7 +31,7 @@ def tool_calls(
     its own share as well. A trajectory without any call gets no opinion.
     """
 
-    def score(trajectory: TrajectoryView) -> Reward | None:
+    def score(trajectory: Trajectory) -> Reward | None:
         tools = known_tools(trajectory.metadata.get(key), key)
         judged = [
             [_problem(call, tools, schemas) for call in _calls(step, start, end)]
@@ -53,7 +52,7 @@ def _share(problems: list[str | None]) -> float | None:
     return problems.count(None) / len(problems) if problems else None
 
 
-def _calls(step: StepView, start: str, end: str) -> Iterator[str | None]:
+def _calls(step: TrajectoryStep, start: str, end: str) -> Iterator[str | None]:
     """What stands between the tags; None for a call that was not finished."""
     for part in step.text.split(start)[1:]:
         call, closed, _ = part.partition(end)

@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
+from reward.api import Reward, RewardFailed, Trajectory
 from reward.functions import AsyncScore, harness
-from reward.functions.fenced import last_block
+from reward.functions.code_blocks import last_block
 from reward.functions.sandbox import Finished, open_sandbox
-from reward.verdict import Reward, RewardFailed
-from reward.view import TrajectoryView
 
 HARNESS = Path(harness.__file__)
 KEPT = 5
@@ -42,7 +41,7 @@ def unit_tests(
     sandbox = open_sandbox(limit_s, memory_mb, network)
     free = asyncio.Semaphore(at_a_time or os.cpu_count() or 1)
 
-    async def score(trajectory: TrajectoryView) -> Reward | None:
+    async def score(trajectory: Trajectory) -> Reward | None:
         given = trajectory.metadata.get(key)
         if given is None:
             return None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
-from reward import worker
+from reward.worker import worker
 from steplog import cli
 from tests.conftest import free_port
 from tests.pool.copier import suicide

@@ -2,7 +2,7 @@
 
 from pool.core.progress import Received
 from pool.core.trajectories import TrajectoryAssembler
-from reward.expiry import expired_id, overdue
+from reward.worker.expiry import expired_id, overdue
 from schemas import Position, Record
 from tests.pool.records import end, step
 

@@ -13,7 +13,7 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from pool.connection import Connection
 from pool.topics import REWARDED, STEPS
-from reward.remote import TELL_EVERY
+from reward.scoring.async_functions import WARNING_INTERVAL_S
 from schemas import Feedback, TrajectoryEnd
 from tests.pool.log import messages, records, write
 from tests.pool.records import end, feedback, step
@@ -296,8 +296,8 @@ def test_an_outage_is_waited_for(log: Connection, rewards: Path, function: str) 
     began = time.monotonic()
     with running_worker(log, "--function", f"{rewards}:{function}") as worker:
         wait_for(lambda: calls(rewards) > 20, worker)
-        told = worker.log.read_text().count("waits: no judge")
-        assert 1 <= told <= 1 + (time.monotonic() - began) // TELL_EVERY
+        told = worker.log.read_text().count("trajectories wait: no judge")
+        assert 1 <= told <= 1 + (time.monotonic() - began) // WARNING_INTERVAL_S
         assert not records(log, REWARDED)
         come_back(rewards)
         found = wait_for_ends(log, 10, worker)

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from reward import Reward, RewardFailed
-from reward.functions.fenced import last_block
+from reward.api import Reward, RewardFailed
+from reward.functions.code_blocks import last_block
 from reward.functions.json_schema import json_schema
 from reward.functions.patterns import answer_format, regex
-from tests.reward.views import view
+from tests.reward.trajectories import make_trajectory
 
 
 def test_a_pattern_is_found_anywhere_or_must_be_all() -> None:
-    assert regex(r"\d+")(view("it is 42")) == 1.0
-    assert regex(r"\d+")(view("nothing")) == 0.0
-    assert regex(r"\d+", full=True)(view("it is 42")) == 0.0
-    assert regex(r"\d+", full=True)(view("42")) == 1.0
-    assert regex("(?i)sorry", value=-0.5)(view("I am Sorry")) == -0.5
+    assert regex(r"\d+")(make_trajectory("it is 42")) == 1.0
+    assert regex(r"\d+")(make_trajectory("nothing")) == 0.0
+    assert regex(r"\d+", full=True)(make_trajectory("it is 42")) == 0.0
+    assert regex(r"\d+", full=True)(make_trajectory("42")) == 1.0
+    assert regex("(?i)sorry", value=-0.5)(make_trajectory("I am Sorry")) == -0.5
 
 
 def test_a_pattern_that_is_none_is_refused_at_the_start() -> None:
@@ -44,12 +44,12 @@ def test_a_pattern_that_is_none_is_refused_at_the_start() -> None:
     ],
 )
 def test_thinking_then_answering(response: str, value: float) -> None:
-    assert answer_format()(view(response)) == value
+    assert answer_format()(make_trajectory(response)) == value
 
 
 def test_another_format() -> None:
-    assert answer_format(r"Answer: \w+")(view("Answer: four")) == 1.0
-    assert answer_format(r"Answer: \w+")(view("Answer: four!")) == 0.0
+    assert answer_format(r"Answer: \w+")(make_trajectory("Answer: four")) == 1.0
+    assert answer_format(r"Answer: \w+")(make_trajectory("Answer: four!")) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_json_that_fits(response: str, error: str | None, tmp_path: Path) -> Non
         '{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}'
     )
     for reward in (
-        json_schema(str(file))(view(response)),
-        json_schema()(view(response, schema=AGE)),
+        json_schema(str(file))(make_trajectory(response)),
+        json_schema()(make_trajectory(response, schema=AGE)),
     ):
         assert isinstance(reward, Reward)
         assert reward.value == (1.0 if error is None else 0.0)
@@ -100,9 +100,9 @@ def test_json_that_fits(response: str, error: str | None, tmp_path: Path) -> Non
 
 
 def test_a_schema_may_be_text_and_none_is_no_opinion() -> None:
-    reward = json_schema(key="form")(view("3", form='{"type": "integer"}'))
+    reward = json_schema(key="form")(make_trajectory("3", form='{"type": "integer"}'))
     assert isinstance(reward, Reward) and reward.value == 1.0
-    assert json_schema()(view("3")) is None
+    assert json_schema()(make_trajectory("3")) is None
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_a_schema_may_be_text_and_none_is_no_opinion() -> None:
 )
 def test_a_schema_that_is_none_is_a_failure(schema: Any, why: str) -> None:
     with pytest.raises(RewardFailed, match=why):
-        json_schema()(view("3", schema=schema))
+        json_schema()(make_trajectory("3", schema=schema))

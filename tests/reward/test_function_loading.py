@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from pool.connection import Connection
-from reward.function import AT_ONCE, ATTEMPTS, TIMEOUT, UnusableFunction, load, load_all
+from reward.scoring.loading import (
+    DEFAULT_AT_ONCE,
+    DEFAULT_ATTEMPTS,
+    DEFAULT_TIMEOUT_S,
+    UnusableFunction,
+    load,
+    load_all,
+)
 from tests.steplog.command import reaching, steplog
 
 SCORE = "def score(trajectory):\n    return 1.0\n"
@@ -22,7 +29,11 @@ def file(tmp_path: Path) -> Path:
 def test_a_name_in_a_file(file: Path) -> None:
     found = load(f"{file}:score")
     assert (found.name, found.weight, found.is_async) == ("score", 1.0, False)
-    assert (found.timeout_s, found.attempts, found.at_once) == (TIMEOUT, ATTEMPTS, AT_ONCE)
+    assert (found.timeout_s, found.attempts, found.at_once) == (
+        DEFAULT_TIMEOUT_S,
+        DEFAULT_ATTEMPTS,
+        DEFAULT_AT_ONCE,
+    )
     assert found.call(None) == 1.0
 
 
@@ -81,27 +92,27 @@ def test_two_functions_of_one_name_are_refused_unless_one_is_renamed(file: Path)
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("nothing", "there is no reward function 'nothing'; there are exact_match, "),
-        ("rewards.py", "there is no reward function 'rewards.py'"),
+        ("nothing", "There is no reward function 'nothing'. Built-in ones are exact_match, "),
+        ("rewards.py", "There is no reward function 'rewards.py'"),
         ("exact_match?key", "must be NAME\\?parameter=value"),
         ("exact_match?colour=red", "exact_match has no parameter 'colour'"),
         ("exact_match?ignore_case=perhaps", "ignore_case of exact_match cannot be 'perhaps'"),
         ("length_penalty?max_tokens=many", "max_tokens of length_penalty cannot be 'many'"),
-        ("length_penalty", "length_penalty cannot be made: .*max_tokens"),
-        ("length_penalty?max_tokens=-1", "length_penalty cannot be made: "),
-        ("regex?pattern=(", "regex cannot be made: "),
-        ("json_schema?schema=/nowhere.json", "json_schema cannot be made: "),
+        ("length_penalty", "length_penalty cannot be created: .*max_tokens"),
+        ("length_penalty?max_tokens=-1", "length_penalty cannot be created: "),
+        ("regex?pattern=(", "regex cannot be created: "),
+        ("json_schema?schema=/nowhere.json", "json_schema cannot be created: "),
         ("exact_match?weight=heavy", "weight of .* cannot be 'heavy'"),
         ("exact_match?weight=nan", "weight of .* cannot be nan"),
         ("exact_match?timeout_s=0", "timeout_s of .* cannot be 0"),
         ("exact_match?timeout_s=inf", "timeout_s of .* cannot be inf"),
         ("exact_match?attempts=0", "attempts of .* cannot be 0"),
         ("exact_match?at_once=-1", "at_once of .* cannot be -1"),
-        ("/nowhere/rewards.py:score", "there is no file /nowhere/rewards.py"),
+        ("/nowhere/rewards.py:score", "There is no file /nowhere/rewards.py"),
         ("no_such_module_of_ours:score", "no_such_module_of_ours cannot be loaded: ModuleNotFound"),
         ("math:score", "math has no function score"),
         ("math:pi", "math has no function pi"),
-        ("math:sqrt?base=2", "math:sqrt takes no parameter, such as 'base'"),
+        ("math:sqrt?base=2", "math:sqrt takes no parameters, so 'base' cannot be set"),
     ],
 )
 def test_a_bad_spec_is_told_in_one_sentence(spec: str, sentence: str) -> None:
@@ -126,7 +137,9 @@ def test_the_command_ends_with_one_line_and_status_1(spec: str) -> None:
 def test_a_tokenizer_that_is_not_there_is_told(file: Path) -> None:
     ended = steplog("reward", "--function", f"{file}:score", "--tokenizer", str(file.parent))
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == f"steplog: {file.parent} holds no tokenizer.json\n"
+    assert ended.stderr == (
+        f"steplog: {file.parent} has no tokenizer.json; --tokenizer takes a tokenizer's folder\n"
+    )
 
 
 @pytest.mark.parametrize("option", ["--at-once=0", "--processes=0", "--port=70000"])

@@ -9,12 +9,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from reward import Reward, RewardFailed, RewardUnavailable
+from reward.api import Reward, RewardFailed, RewardUnavailable
 from reward.functions import close
 from reward.functions.judge import chat_url, judge
 from reward.functions.reward_model import reward_model
 from reward.functions.template import fill
-from tests.reward.views import view
+from tests.reward.trajectories import make_trajectory
 
 SAID = [(0.5, "Score: 5"), (0.0, "score = 0"), (1.0, "**Score:** 10"), (0.75, "Score:\n7.5 of 10")]
 
@@ -55,7 +55,7 @@ async def server() -> AsyncIterator[Server]:
 
 async def judged(server: Server, trajectory: Any = None, **settings: Any) -> Reward:
     score: Any = judge(url=f"{server.url}/v1", model="wise", **settings)
-    reward = await score(trajectory or view("42", prompt="6 * 7?"))
+    reward = await score(trajectory or make_trajectory("42", prompt="6 * 7?"))
     assert isinstance(reward, Reward)
     return reward
 
@@ -84,7 +84,7 @@ async def test_the_judge_is_asked_as_set(
     server.says("<grade>3</grade>")
     reward = await judged(
         server,
-        view("It is {prompt}.", prompt="{response}?", answer=[1, 2]),
+        make_trajectory("It is {prompt}.", prompt="{response}?", answer=[1, 2]),
         prompt=str(template),
         score="<grade>(.)</grade>",
         low=1,
@@ -114,10 +114,10 @@ async def test_the_template_that_is_there(server: Server) -> None:
 
 
 def test_places_in_a_template() -> None:
-    trajectory = view("a", "b", prompt="p", question="why?")
+    trajectory = make_trajectory("a", "b", prompt="p", question="why?")
     assert fill("{prompt}{response}{metadata[question]}", trajectory) == "pbwhy?"
     assert fill("{transcript}", trajectory) == "pa\nb"
-    assert fill("{prompt}{transcript}{response}", view()) == ""
+    assert fill("{prompt}{transcript}{response}", make_trajectory()) == ""
     with pytest.raises(RewardFailed, match="needs metadata"):
         fill("{metadata[missing]}", trajectory)
 
@@ -148,7 +148,7 @@ async def test_a_vote_that_cannot_be_read_is_left_out(server: Server) -> None:
 
 async def model_scored(server: Server, **settings: Any) -> float:
     score: Any = reward_model(url=server.url, model="fair", **settings)
-    value = await score(view("42", prompt="6 * 7?", question="What is it?"))
+    value = await score(make_trajectory("42", prompt="6 * 7?", question="What is it?"))
     assert isinstance(value, float)
     return value
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward import Reward, RewardFailed
+from reward.api import Reward, RewardFailed
 from reward.functions.match import exact_match
 from reward.functions.maths import math_answer
 from reward.functions.numeric import Number, find_number, last_boxed, numeric_answer
-from tests.reward.views import view
+from tests.reward.trajectories import make_trajectory
 
 
 @pytest.mark.parametrize(
@@ -29,17 +29,17 @@ from tests.reward.views import view
     ],
 )
 def test_exact_match(response: str, truth: Any, settings: Any, value: float) -> None:
-    assert exact_match(**settings)(view(response, answer=truth)) == value
+    assert exact_match(**settings)(make_trajectory(response, answer=truth)) == value
 
 
 def test_exact_match_looks_at_the_last_response_only() -> None:
-    assert exact_match()(view("Paris", "London", answer="Paris")) == 0.0
+    assert exact_match()(make_trajectory("Paris", "London", answer="Paris")) == 0.0
 
 
 @pytest.mark.parametrize("factory", [exact_match, numeric_answer, math_answer])
 def test_without_a_known_answer_there_is_no_opinion(factory: Any) -> None:
-    assert factory()(view("42", other=42)) is None
-    assert factory(key="truth")(view("42", answer=42)) is None
+    assert factory()(make_trajectory("42", other=42)) is None
+    assert factory(key="truth")(make_trajectory("42", answer=42)) is None
 
 
 NUMBERS = [
@@ -151,18 +151,18 @@ def test_no_text_breaks_the_reader(text: str) -> None:
     ],
 )
 def test_numeric_answer(response: str, truth: Any, value: float) -> None:
-    reward = numeric_answer()(view(response, answer=truth))
+    reward = numeric_answer()(make_trajectory(response, answer=truth))
     assert isinstance(reward, Reward) and reward.value == value
 
 
 def test_the_tolerance_can_be_wider() -> None:
-    reward = numeric_answer(tolerance=0.01)(view("3.14", answer=3.14159))
+    reward = numeric_answer(tolerance=0.01)(make_trajectory("3.14", answer=3.14159))
     assert isinstance(reward, Reward) and reward.value == 1.0
 
 
 def test_a_true_answer_that_is_no_number_is_a_failure() -> None:
     with pytest.raises(RewardFailed, match="holds no number"):
-        numeric_answer()(view("3", answer="three"))
+        numeric_answer()(make_trajectory("3", answer="three"))
 
 
 @pytest.mark.parametrize(
@@ -180,13 +180,13 @@ def test_a_true_answer_that_is_no_number_is_a_failure() -> None:
     ],
 )
 def test_math_answer(response: str, truth: Any, value: float) -> None:
-    assert math_answer()(view(response, answer=truth)) == value
+    assert math_answer()(make_trajectory(response, answer=truth)) == value
 
 
 def test_math_answer_works_in_any_thread() -> None:
     values: list[Any] = []
     score = math_answer()
-    trajectory = view(r"\boxed{1/2}", answer="0.5")
+    trajectory = make_trajectory(r"\boxed{1/2}", answer="0.5")
     thread = threading.Thread(target=lambda: values.append(score(trajectory)))
     thread.start()
     thread.join()

@@ -14,7 +14,7 @@ from pool.core.groups import Group, GroupAssembler, GroupRules
 from pool.core.progress import Received
 from pool.producers.sender import producer_options
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS, TRAJECTORIES, find
-from reward import rescore
+from reward.rescore import command as rescore
 from reward.settings import RescoreSettings
 from schemas import Feedback, Step, TrajectoryEnd
 from servicekit.errors import Fatal

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from reward import Reward, RewardFailed, RewardUnavailable
+from reward.api import Reward, RewardFailed, RewardUnavailable
 from reward.functions import confined, sandbox
 from reward.functions.sandbox import Finished, Sandbox, SandboxUnavailable, open_sandbox
 from reward.functions.unit_tests import unit_tests
-from tests.reward.views import view
+from tests.reward.trajectories import make_trajectory
 
 in_every_way = pytest.mark.parametrize("network", ["", "namespace", "seccomp"])
 
@@ -307,8 +307,8 @@ def test_where_it_cannot_be_done_it_is_refused_at_the_start(
 
 def test_a_sandbox_that_reaches_the_network_is_none() -> None:
     """The probe itself: neither way is taken."""
-    trouble = sandbox.probe(Sandbox(10, 256, namespace=False, seccomp=False))
-    assert trouble == "the network could be reached"
+    error = sandbox.probe(Sandbox(10, 256, namespace=False, seccomp=False))
+    assert error == "the network could be reached"
 
 
 def test_without_landlock_root_is_refused_and_others_are_warned(
@@ -358,7 +358,7 @@ class P:
 
 
 async def scored(response: str, tests: Any, **settings: Any) -> Reward:
-    reward = await unit_tests(**settings)(view(response, tests=tests))
+    reward = await unit_tests(**settings)(make_trajectory(response, tests=tests))
     assert isinstance(reward, Reward)
     return reward
 
@@ -423,10 +423,10 @@ async def test_the_record_says_what_went_wrong() -> None:
 
 async def test_without_tests_there_is_no_opinion_and_bad_ones_are_a_failure() -> None:
     score: Any = unit_tests()
-    assert await score(view(ADD)) is None
+    assert await score(make_trajectory(ADD)) is None
     for wrong in (3, [], [3], [{"input": "x"}], {"in": 1}):
         with pytest.raises(RewardFailed, match="holds no tests"):
-            await score(view(ADD, tests=wrong))
+            await score(make_trajectory(ADD, tests=wrong))
 
 
 async def test_many_run_at_once_but_not_more_than_are_let(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +444,9 @@ async def test_many_run_at_once_but_not_more_than_are_let(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Sandbox, "run", counted)
     score: Any = unit_tests(at_a_time=2)
-    rewards = await asyncio.gather(*(score(view(ADD, tests=ADD_TESTS[:2])) for _ in range(6)))
+    rewards = await asyncio.gather(
+        *(score(make_trajectory(ADD, tests=ADD_TESTS[:2])) for _ in range(6))
+    )
     assert [reward.value for reward in rewards] == [1.0] * 6
     assert most == 2
 

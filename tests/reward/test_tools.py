@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from reward import Reward, RewardFailed
+from reward.api import Reward, RewardFailed
 from reward.functions import FUNCTIONS, load, summary
 from reward.functions.tool_calls import tool_calls
-from tests.reward.views import view
+from tests.reward.trajectories import make_trajectory
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -42,13 +42,13 @@ def scored(trajectory: Any, **settings: Any) -> Reward:
     ],
 )
 def test_a_call_is_well_formed_or_not(response: str, error: str | None) -> None:
-    reward = scored(view(response))
+    reward = scored(make_trajectory(response))
     assert reward.value == (1.0 if error is None else 0.0)
     assert [error in told for told in reward.details["errors"] if error] == [True] * bool(error)
 
 
 def test_the_share_is_over_all_steps() -> None:
-    trajectory = view(ADD + ADD, "thinking", ADD + call("?"), "done")
+    trajectory = make_trajectory(ADD + ADD, "thinking", ADD + call("?"), "done")
     reward = scored(trajectory, per_step=True)
     assert reward.value == 0.75
     assert reward.details["calls"] == 4 and reward.details["malformed"] == 1
@@ -57,33 +57,33 @@ def test_the_share_is_over_all_steps() -> None:
 
 
 def test_without_calls_there_is_no_opinion() -> None:
-    assert tool_calls()(view("I know it by heart.", tools=TOOLS)) is None
+    assert tool_calls()(make_trajectory("I know it by heart.", tools=TOOLS)) is None
 
 
 @pytest.mark.parametrize("tools", [TOOLS, ["add"], [TOOLS[0]["function"]], '["add"]'])
 def test_names_must_be_known_where_tools_are_listed(tools: Any) -> None:
     other = ADD.replace("add", "sub")
-    assert scored(view(ADD, tools=tools)).value == 1.0
-    assert scored(view(other, tools=tools)).details["errors"] == ["there is no tool sub"]
-    assert scored(view(other)).value == 1.0
+    assert scored(make_trajectory(ADD, tools=tools)).value == 1.0
+    assert scored(make_trajectory(other, tools=tools)).details["errors"] == ["there is no tool sub"]
+    assert scored(make_trajectory(other)).value == 1.0
 
 
 def test_arguments_may_have_to_fit() -> None:
-    wrong = view(call('{"name": "add", "arguments": {"a": "x"}}'), tools=TOOLS)
+    wrong = make_trajectory(call('{"name": "add", "arguments": {"a": "x"}}'), tools=TOOLS)
     assert scored(wrong).value == 1.0
     assert scored(wrong, schemas=True).value == 0.0
-    assert scored(view(ADD, tools=TOOLS), schemas=True).value == 1.0
-    assert scored(view(ADD, tools=["add"]), schemas=True).value == 1.0
+    assert scored(make_trajectory(ADD, tools=TOOLS), schemas=True).value == 1.0
+    assert scored(make_trajectory(ADD, tools=["add"]), schemas=True).value == 1.0
 
 
 def test_tools_that_are_none_are_a_failure() -> None:
     with pytest.raises(RewardFailed, match="not a list of tools"):
-        tool_calls()(view(ADD, tools=3))
+        tool_calls()(make_trajectory(ADD, tools=3))
 
 
 def test_other_tags() -> None:
     other = '[TOOL]{"name": "add", "arguments": {}}[/TOOL]'
-    assert scored(view(other), start="[TOOL]", end="[/TOOL]").value == 1.0
+    assert scored(make_trajectory(other), start="[TOOL]", end="[/TOOL]").value == 1.0
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

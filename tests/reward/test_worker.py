@@ -114,7 +114,7 @@ def test_a_function_that_hangs_is_ended_and_the_others_go_on(
         found = wait_for_ends(log, 3, worker)
     assert found["before"].reward == found["after"].reward == 1.0
     assert found[how].status == "failed"
-    assert "did not come back within 1 s" in str(found[how].reason)
+    assert "did not return within 1 s" in str(found[how].reason)
 
 
 def test_process_rewards_are_on_the_steps(

@@ -1,8 +1,8 @@
-"""Trajectories whose time is up.
+"""Ends trajectories whose deadline has passed.
 
-Time closes nothing by itself. The owner of the partition writes a TrajectoryEnd with an id that
-follows from the trajectory, and the trajectory closes when that record is read: every rebuild sees the
-same, and two owners in a row write the same End. Gateways learn of it from `trajectories`.
+Time alone closes nothing. The owner of the partition writes a TrajectoryEnd whose id is derived from
+the trajectory, and the trajectory closes when that record is read. So every rebuild sees the same, and
+two owners in a row write the same End. Gateways learn of it from `trajectories`.
 """
 
 import uuid
@@ -12,22 +12,22 @@ from pool.core.progress import Received
 from pool.core.trajectories import TrajectoryAssembler, source
 from schemas import Registration, Step, TrajectoryEnd
 
-EXPIRED = uuid.UUID("b3a7a2f0-7f8e-4a43-9d3c-3f4be0a5a6d1")
+EXPIRED_NAMESPACE = uuid.UUID("b3a7a2f0-7f8e-4a43-9d3c-3f4be0a5a6d1")
 
 
 def expired_id(trajectory_uid: str) -> str:
-    return str(uuid.uuid5(EXPIRED, trajectory_uid))
+    return str(uuid.uuid5(EXPIRED_NAMESPACE, trajectory_uid))
 
 
 def overdue(
     assembler: TrajectoryAssembler, now_ms: int
 ) -> Iterator[tuple[TrajectoryEnd, Registration, str]]:
-    """Ends for the trajectories that are open and past their deadline, their closing, and the
-    traceparent of what was heard last."""
+    """For each open trajectory past its deadline: its End, the registration that closes it, and the
+    traceparent of its last record."""
     for _, records in assembler.open_trajectories():
         steps = [record for r in records if isinstance(record := r.record, Step)]
         if steps and steps[-1].deadline is not None and steps[-1].deadline < now_ms:
-            yield _end(steps, now_ms), _closed(steps[-1], records, now_ms), records[-1].trace
+            yield _end(steps, now_ms), _closing(steps[-1], records, now_ms), records[-1].trace
 
 
 def _end(steps: Sequence[Step], now_ms: int) -> TrajectoryEnd:
@@ -47,7 +47,7 @@ def _end(steps: Sequence[Step], now_ms: int) -> TrajectoryEnd:
     )
 
 
-def _closed(last: Step, records: Sequence[Received], now_ms: int) -> Registration:
+def _closing(last: Step, records: Sequence[Received], now_ms: int) -> Registration:
     return Registration(
         trajectory_uid=last.trajectory_uid,
         prompt_uid=last.prompt_uid,

@@ -1,7 +1,7 @@
-"""Results in the order of their keys.
+"""Keeps the order of the log among results with the same key.
 
-Functions finish in any order; what is written for one prompt must keep the order in which it came, or
-Feedback would overtake its trajectory. A slow judge holds up its own prompt and no other.
+Functions finish in any order, but the outputs of one prompt must keep the order of their inputs, or
+Feedback would overtake its trajectory. A slow judge delays its own prompt and no other.
 """
 
 from collections import deque
@@ -11,7 +11,8 @@ Entry = TypeVar("Entry")
 
 
 class KeyOrder(Generic[Entry]):
-    """`add` in the order of the log; `complete` in any order gives what may be written now."""
+    """`add` in the order of the log; `complete`, in any order, returns the entries that may be written
+    now."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Entry]] = {}
@@ -23,7 +24,7 @@ class KeyOrder(Generic[Entry]):
     def complete(self, key: str, entry: Entry) -> list[Entry]:
         waiting = self._waiting.get(key)
         if waiting is None:
-            return []  # forgotten: its partition went to another worker
+            return []  # nothing was added for this key
         self._done.add(id(entry))
         ready = []
         while waiting and id(waiting[0]) in self._done:

@@ -1,14 +1,15 @@
-"""The reward worker as a process."""
+"""`steplog reward`: the reward worker as a process, with its HTTP server."""
 
 import logging
 
 from pool import topics
 from reward import tags
-from reward.function import load_all
-from reward.http import make_app
+from reward.scoring.loading import load_all
+from reward.scoring.scorer import Scorer
+from reward.scoring.text import check_tokenizer
 from reward.settings import RewardSettings
-from reward.texts import check_tokenizer
-from reward.worker import Scorer, Worker
+from reward.worker.http import make_app
+from reward.worker.worker import RewardWorker
 from servicekit.process import listen, start_logging, stopped_by_signals
 from servicekit.status import make_status_server
 
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def serve(settings: RewardSettings) -> None:
-    """Runs until SIGTERM or Ctrl-C; raises Fatal with one sentence when it cannot."""
+    """Runs until SIGTERM or Ctrl-C; raises Fatal with a one-line message when it cannot."""
     functions = load_all(settings.function)
     check_tokenizer(settings.tokenizer)
     topics.check(settings)
@@ -28,13 +29,13 @@ def serve(settings: RewardSettings) -> None:
     stop = stopped_by_signals()
     scorer = Scorer(settings.function, functions, settings.tokenizer, settings.processes)
     try:
-        worker = Worker(
+        worker = RewardWorker(
             settings, group, settings.slot, scorer, settings.at_once, into=settings.into
         )
         app = make_app(scorer, bool(functions), lambda: worker.last_progress)
-        scorer.remote.start(make_status_server(app).serve(sockets=[listener]))
-        named = ", ".join(function.described for function in functions)
-        log.info("scoring with %s", named or "what agents say")
+        scorer.async_functions.start(make_status_server(app).serve(sockets=[listener]))
+        names = ", ".join(function.identity for function in functions)
+        log.info("scoring with %s", names or "the rewards that agents give")
         worker.run(stop)
     finally:
         scorer.close()

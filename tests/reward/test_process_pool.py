@@ -11,14 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
-from reward.function import load_all
-from reward.isolated import Isolated
-from reward.score import Opinion
+from reward.scoring.loading import load_all
+from reward.scoring.process_pool import ProcessPool
+from reward.scoring.results import FunctionResult
 from servicekit.errors import Fatal
 from tests.pool.records import end, step, trajectory_of
 
 LIMIT_S = 60.0
-UNASKED = Opinion("nobody", "", 0.0)
+UNASKED = FunctionResult("nobody", "", 0.0)
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def rewards(tmp_path: Path) -> Path:
 class Asked:
     """Gathers answers by trajectory."""
 
-    def __init__(self, isolated: Callable[..., Isolated]) -> None:
+    def __init__(self, isolated: Callable[..., ProcessPool]) -> None:
         self.uids: list[str] = []
-        self.answers: dict[str, Opinion] = {}
+        self.answers: dict[str, FunctionResult] = {}
         self.unwanted: set[str] = set()
         self.isolated = isolated(self._done, lambda number: self.uids[number] not in self.unwanted)
 
@@ -74,16 +74,16 @@ class Asked:
             self.isolated.submit(len(self.uids) - 1, trajectory)
         return self
 
-    def _done(self, number: int, opinions: list[Opinion]) -> None:
+    def _done(self, number: int, results: list[FunctionResult]) -> None:
         uid = self.uids[number]
         assert uid not in self.answers, "it was answered twice"
-        [self.answers[uid]] = opinions or [UNASKED]
+        [self.answers[uid]] = results or [UNASKED]
 
-    def wait(self) -> dict[str, Opinion]:
+    def wait(self) -> dict[str, FunctionResult]:
         deadline = time.monotonic() + LIMIT_S
         while len(self.answers) < len(self.uids):
             assert time.monotonic() < deadline, set(self.uids) - set(self.answers)
-            assert self.isolated.trouble is None
+            assert self.isolated.error is None
             time.sleep(0.005)
         return self.answers
 
@@ -95,7 +95,7 @@ def asking(rewards: Path) -> Iterator[Callable[..., Asked]]:
     def make(limits: str = "timeout_s=30&attempts=2", processes: int = 1) -> Asked:
         specs = [f"{rewards}:score?{limits}"]
         functions = load_all(specs)
-        made.append(Asked(lambda *told: Isolated(specs, functions, None, processes, *told)))
+        made.append(Asked(lambda *told: ProcessPool(specs, functions, None, processes, *told)))
         return made[-1]
 
     yield make
@@ -103,13 +103,16 @@ def asking(rewards: Path) -> Iterator[Callable[..., Asked]]:
         asked.isolated.close()
 
 
-def children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+def scoring_processes() -> list[psutil.Process]:
+    """Children of the fork server."""
+    children = psutil.Process().children()
+    servers = [p for p in children if "multiprocessing.forkserver" in " ".join(p.cmdline())]
+    return [process for server in servers for process in server.children()]
 
 
 def test_many_are_answered_once_each(asking: Callable[..., Asked]) -> None:
     answers = asking(processes=2).ask(*(f"t{n}" for n in range(1000))).wait()
-    assert {opinion.value for opinion in answers.values()} == {1.0}
+    assert {result.value for result in answers.values()} == {1.0}
 
 
 @pytest.mark.parametrize(("guilty", "limit_s"), [("die", 30), ("hang", 1), ("exit", 30)])
@@ -119,9 +122,9 @@ def test_the_guilty_one_is_found_and_the_others_are_scored(
     uids = [*(f"a{n}" for n in range(20)), guilty, *(f"b{n}" for n in range(20))]
     asked = asking(f"timeout_s={limit_s}&attempts=2").ask("slow", *uids)
     answers = asked.wait()
-    why = f"it did not come back within {limit_s} s, or died, 2 times"
+    why = f"it did not return within {limit_s} s, or its process died, in each of 2 attempts"
     assert answers[guilty].failure == why
-    assert {opinion.value for uid, opinion in answers.items() if uid != guilty} == {1.0}
+    assert {result.value for uid, result in answers.items() if uid != guilty} == {1.0}
     assert asked.ask("afterwards").wait()["afterwards"].value == 1.0
 
 
@@ -130,7 +133,7 @@ def test_the_guilty_one_is_found_and_the_others_are_scored(
     [
         ("memory", "MemoryError: "),
         ("never", "no use"),
-        ("away", "unavailable: no judge"),
+        ("away", "no judge"),
         ("odd", "ValueError: half a ?"),
     ],
 )
@@ -139,13 +142,14 @@ def test_what_a_function_raises_costs_no_process(
 ) -> None:
     answers = asking("timeout_s=30&attempts=2").ask("before", uid, "after").wait()
     assert answers[uid].failure == why
+    assert answers[uid].is_outage is (uid == "away")
     assert answers["before"].details == answers["after"].details
 
 
 def test_several_guilty_ones_do_not_take_each_other_down(asking: Callable[..., Asked]) -> None:
     uids = ["die1", "good1", "die2", "hang1", "good2", "die3"]
     answers = asking("timeout_s=3&attempts=1").ask(*uids).wait()
-    assert {uid for uid, opinion in answers.items() if opinion.failure is None} == {
+    assert {uid for uid, result in answers.items() if result.failure is None} == {
         "good1",
         "good2",
     }
@@ -154,14 +158,14 @@ def test_several_guilty_ones_do_not_take_each_other_down(asking: Callable[..., A
 def test_slow_is_not_silent(asking: Callable[..., Asked]) -> None:
     """Together they take longer than one may; each in turn is a sign of life."""
     answers = asking("timeout_s=6&attempts=1").ask(*(f"slow{n}" for n in range(32))).wait()
-    assert {opinion.failure for opinion in answers.values()} == {None}
-    assert len({opinion.details for opinion in answers.values()}) == 1
+    assert {result.failure for result in answers.values()} == {None}
+    assert len({result.details for result in answers.values()}) == 1
 
 
 def test_a_process_that_is_killed_from_outside_is_replaced(asking: Callable[..., Asked]) -> None:
     asked = asking("timeout_s=30&attempts=1").ask("first")
     asked.wait()
-    [process] = children()
+    [process] = scoring_processes()
     process.kill()
     answers = asked.ask("second", "third").wait()
     assert (answers["second"].value, answers["third"].value) == (1.0, 1.0)
@@ -187,7 +191,7 @@ def test_closing_does_not_wait_for_what_runs(asking: Callable[..., Asked], rewar
     before = time.monotonic()
     asked.isolated.close()
     assert time.monotonic() - before < 30, "the slow ones take 60 s"
-    assert not children()
+    assert not scoring_processes()
     assert not asked.answers
 
 
@@ -198,9 +202,9 @@ def test_a_function_that_is_gone_stops_scoring_with_the_reason(
     asked.wait()
     rewards.unlink()
     asked.ask("die")
-    wait_until(lambda: asked.isolated.trouble is not None)
-    assert isinstance(asked.isolated.trouble, Fatal)
-    assert "did not start" in str(asked.isolated.trouble)
+    wait_until(lambda: asked.isolated.error is not None)
+    assert isinstance(asked.isolated.error, Fatal)
+    assert "did not start" in str(asked.isolated.error)
 
 
 def test_a_process_dies_with_its_worker(rewards: Path) -> None:
@@ -216,7 +220,7 @@ def test_a_process_dies_with_its_worker(rewards: Path) -> None:
 
 def hang_in(rewards: Path) -> None:
     specs = [f"{rewards}:score"]
-    asked = Asked(lambda *told: Isolated(specs, load_all(specs), None, 1, *told))
+    asked = Asked(lambda *told: ProcessPool(specs, load_all(specs), None, 1, *told))
     asked.ask("hang")
     threading.Event().wait()
 

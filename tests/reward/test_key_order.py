@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.queues import KeyOrder
+from reward.worker.key_order import KeyOrder
 
 
 class Entry:

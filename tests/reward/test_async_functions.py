@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 
-from reward import remote as remote_
-from reward.function import Function
-from reward.remote import GONE, Remote
-from reward.score import Opinion
-from reward.verdict import Reward, RewardFailed, RewardUnavailable
-from reward.view import TrajectoryView
+from reward.api import Reward, RewardFailed, RewardUnavailable, Trajectory
+from reward.scoring import async_functions
+from reward.scoring.async_functions import REASSIGNED, AsyncFunctions
+from reward.scoring.loading import RewardFunction
+from reward.scoring.results import FunctionResult
 from tests.pool.records import end, step, trajectory_of
 
 
 @pytest.fixture
-def remotes() -> Iterator[Callable[..., Remote]]:
-    made: list[Remote] = []
+def remotes() -> Iterator[Callable[..., AsyncFunctions]]:
+    made: list[AsyncFunctions] = []
 
-    def make(call: Callable[[Any], Any], **limits: Any) -> Remote:
-        made.append(Remote([Function("f", "1", call, **limits)]))
+    def make(call: Callable[[Any], Any], **limits: Any) -> AsyncFunctions:
+        made.append(AsyncFunctions([RewardFunction("f", "1", call, **limits)]))
         return made[-1]
 
     yield make
@@ -32,19 +31,19 @@ def remotes() -> Iterator[Callable[..., Remote]]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(remote_, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(async_functions, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(async_functions, "LONGEST_PAUSE_S", 0.01)
 
 
-def view(uid: str = "t") -> TrajectoryView:
-    return TrajectoryView(
+def make_trajectory(uid: str = "t") -> Trajectory:
+    return Trajectory(
         trajectory_of(step(f"{uid}-0", uid), end(uid, steps=1)), lambda ids: str(list(ids))
     )
 
 
-def only(remote: Remote, **more: Any) -> Opinion:
-    [opinion] = remote.run(remote.opinions(view(), **more))
-    return opinion  # type: ignore[no-any-return]
+def only(remote: AsyncFunctions, **more: Any) -> FunctionResult:
+    [result] = remote.run(remote.score(make_trajectory(), **more))
+    return result  # type: ignore[no-any-return]
 
 
 class Crowd:
@@ -67,20 +66,20 @@ class Crowd:
         return 1.0
 
 
-async def ask_many(remote: Remote, crowd: Crowd, count: int) -> list[list[Opinion]]:
-    asked = [asyncio.ensure_future(remote.opinions(view(f"t{n}"))) for n in range(count)]
+async def ask_many(remote: AsyncFunctions, crowd: Crowd, count: int) -> list[list[FunctionResult]]:
+    asked = [asyncio.ensure_future(remote.score(make_trajectory(f"t{n}"))) for n in range(count)]
     await crowd.full.wait()
     await asyncio.sleep(0.05)
     crowd.open.set()
     return await asyncio.gather(*asked)
 
 
-def test_as_many_run_at_once_as_may_and_no_more(remotes: Callable[..., Remote]) -> None:
+def test_as_many_run_at_once_as_may_and_no_more(remotes: Callable[..., AsyncFunctions]) -> None:
     crowd = Crowd(100)
     remote = remotes(crowd.enter, at_once=100)
     answers = remote.run(ask_many(remote, crowd, 250))
     assert (crowd.most, crowd.calls) == (100, 250)
-    assert [opinion.value for [opinion] in answers] == [1.0] * 250
+    assert [result.value for [result] in answers] == [1.0] * 250
 
 
 def test_a_full_function_does_not_hold_up_another_one() -> None:
@@ -89,17 +88,19 @@ def test_a_full_function_does_not_hold_up_another_one() -> None:
     async def quick(_: object) -> float:
         return 2.0
 
-    remote = Remote([Function("slow", "1", crowd.enter, at_once=1), Function("quick", "1", quick)])
+    remote = AsyncFunctions(
+        [RewardFunction("slow", "1", crowd.enter, at_once=1), RewardFunction("quick", "1", quick)]
+    )
     try:
         answers = remote.run(ask_many(remote, crowd, 3))
     finally:
         remote.close()
     assert crowd.most == 1
-    assert [[o.value for o in opinions] for opinions in answers] == [[1.0, 2.0]] * 3
+    assert [[o.value for o in results] for results in answers] == [[1.0, 2.0]] * 3
 
 
 def test_an_outage_is_waited_for_however_long_and_is_no_attempt(
-    remotes: Callable[..., Remote], caplog: pytest.LogCaptureFixture
+    remotes: Callable[..., AsyncFunctions], caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = 0
 
@@ -110,13 +111,15 @@ def test_an_outage_is_waited_for_however_long_and_is_no_attempt(
             raise RewardUnavailable("no connection")
         return 0.5
 
-    opinion = only(remotes(judge, attempts=1))
-    assert (opinion.value, opinion.failure, calls) == (0.5, None, 21)
-    assert [r.message for r in caplog.records] == ["reward f waits: no connection"]
+    result = only(remotes(judge, attempts=1))
+    assert (result.value, result.failure, calls) == (0.5, None, 21)
+    assert [r.message for r in caplog.records] == [
+        "reward f is unavailable, its trajectories wait: no connection"
+    ]
 
 
 def test_nobody_waits_for_an_outage_on_behalf_of_another_worker(
-    remotes: Callable[..., Remote],
+    remotes: Callable[..., AsyncFunctions],
 ) -> None:
     asked = 0
 
@@ -125,43 +128,43 @@ def test_nobody_waits_for_an_outage_on_behalf_of_another_worker(
         asked += 1
         raise RewardUnavailable("no connection")
 
-    opinion = only(remotes(judge), is_wanted=lambda: asked < 5)
-    assert (opinion.failure, asked) == (GONE, 5)
+    result = only(remotes(judge), is_wanted=lambda: asked < 5)
+    assert (result.failure, asked) == (REASSIGNED, 5)
 
 
 def test_who_waits_for_room_is_not_asked_when_nobody_wants_it(
-    remotes: Callable[..., Remote],
+    remotes: Callable[..., AsyncFunctions],
 ) -> None:
     crowd = Crowd(1)
     remote = remotes(crowd.enter, at_once=1)
 
-    async def ask() -> list[list[Opinion]]:
-        first = asyncio.ensure_future(remote.opinions(view("first")))
+    async def ask() -> list[list[FunctionResult]]:
+        first = asyncio.ensure_future(remote.score(make_trajectory("first")))
         await crowd.full.wait()
-        second = asyncio.ensure_future(remote.opinions(view("second"), lambda: False))
+        second = asyncio.ensure_future(remote.score(make_trajectory("second"), lambda: False))
         crowd.open.set()
         return [await first, await second]
 
     [[asked], [unasked]] = remote.run(ask())
-    assert (asked.value, unasked.failure, crowd.calls) == (1.0, GONE, 1)
+    assert (asked.value, unasked.failure, crowd.calls) == (1.0, REASSIGNED, 1)
 
 
 def test_the_room_is_free_while_one_waits_for_an_outage(
-    remotes: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
+    remotes: Callable[..., AsyncFunctions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_, "FIRST_PAUSE", 30.0)
+    monkeypatch.setattr(async_functions, "FIRST_PAUSE_S", 30.0)
     seen: list[str] = []
 
-    async def judge(trajectory: TrajectoryView) -> float:
+    async def judge(trajectory: Trajectory) -> float:
         seen.append(trajectory.uid)
         if trajectory.uid == "away":
             raise RewardUnavailable("no connection")
         return 1.0
 
     remote = remotes(judge, at_once=1)
-    remote.start(remote.opinions(view("away")))
-    [opinion] = remote.run(remote.opinions(view("here")))
-    assert (opinion.value, seen) == (1.0, ["away", "here"])
+    remote.start(remote.score(make_trajectory("away")))
+    [result] = remote.run(remote.score(make_trajectory("here")))
+    assert (result.value, seen) == (1.0, ["away", "here"])
 
 
 def raising(error: BaseException) -> Callable[[object], Any]:
@@ -184,23 +187,23 @@ def raising(error: BaseException) -> Callable[[object], Any]:
     ],
 )
 def test_what_a_function_raises_fails_its_trajectory_after_the_attempts(
-    remotes: Callable[..., Remote], error: BaseException, calls: int, why: str
+    remotes: Callable[..., AsyncFunctions], error: BaseException, calls: int, why: str
 ) -> None:
     judge = raising(error)
     remote = remotes(judge, attempts=3)
     assert only(remote).failure == why
     assert judge.calls == calls  # type: ignore[attr-defined]
-    assert remote.trouble is None
+    assert remote.error is None
 
 
 def test_a_function_that_does_not_come_back_is_given_up_after_its_time(
-    remotes: Callable[..., Remote],
+    remotes: Callable[..., AsyncFunctions],
 ) -> None:
     async def judge(_: object) -> None:
         await asyncio.sleep(1000)
 
-    opinion = only(remotes(judge, timeout_s=0.01, attempts=2))
-    assert opinion.failure == "it did not come back within 0.01 s, 2 times"
+    result = only(remotes(judge, timeout_s=0.01, attempts=2))
+    assert result.failure == "it did not return within 0.01 s, in each of 2 attempts"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +217,7 @@ def test_a_function_that_does_not_come_back_is_given_up_after_its_time(
     ],
 )
 def test_what_is_no_reward_fails_the_trajectory(
-    remotes: Callable[..., Remote], given: Any, why: str
+    remotes: Callable[..., AsyncFunctions], given: Any, why: str
 ) -> None:
     async def judge(_: object) -> Any:
         return given
@@ -222,7 +225,7 @@ def test_what_is_no_reward_fails_the_trajectory(
     assert str(only(remotes(judge, attempts=1)).failure).startswith(why)
 
 
-def test_a_long_story_is_cut(remotes: Callable[..., Remote]) -> None:
+def test_a_long_story_is_cut(remotes: Callable[..., AsyncFunctions]) -> None:
     failure = only(remotes(raising(ValueError("x" * 10_000_000)), attempts=1)).failure
     assert failure is not None and len(failure) < 10_000
 
@@ -234,22 +237,22 @@ def test_closing_does_not_wait_for_what_runs(caplog: pytest.LogCaptureFixture) -
         began.set()
         await asyncio.sleep(1000)
 
-    remote = Remote([Function("f", "1", judge)])
-    remote.start(remote.opinions(view()))
+    remote = AsyncFunctions([RewardFunction("f", "1", judge)])
+    remote.start(remote.score(make_trajectory()))
     assert began.wait(60)
     before = time.monotonic()
     remote.close()
     assert time.monotonic() - before < 60
-    assert remote.trouble is None and not caplog.records
+    assert remote.error is None and not caplog.records
 
 
-def test_something_started_that_ends_is_noticed(remotes: Callable[..., Remote]) -> None:
+def test_something_started_that_ends_is_noticed(remotes: Callable[..., AsyncFunctions]) -> None:
     async def server() -> None:
         raise SystemExit(1)  # as uvicorn does
 
     remote = remotes(raising(ValueError()))
     remote.start(server())
     deadline = time.monotonic() + 60
-    while remote.trouble is None:
+    while remote.error is None:
         assert time.monotonic() < deadline
     assert only(remote).failure == "ValueError: "

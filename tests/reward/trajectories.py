@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from reward import TrajectoryView
+from reward.api import Trajectory
 from tests.pool.records import end, step, trajectory_of
 
 
-def view(*responses: str, prompt: str = "Why?", **metadata: Any) -> TrajectoryView:
+def make_trajectory(*responses: str, prompt: str = "Why?", **metadata: Any) -> Trajectory:
     """What a reward function is shown of an agent that said this, call by call."""
     steps = []
     asked = prompt
@@ -17,7 +17,7 @@ def view(*responses: str, prompt: str = "Why?", **metadata: Any) -> TrajectoryVi
         steps.append(step(f"s{index}", index=index, ids=ids(asked), response=ids(response)))
         asked += response + "\n"
     closing = end(steps=len(steps), metadata=msgspec.json.encode(metadata).decode())
-    return TrajectoryView(trajectory_of(*steps, closing), text)
+    return Trajectory(trajectory_of(*steps, closing), text)
 
 
 def ids(given: str) -> list[int]:

@@ -1,0 +1,114 @@
+"""Turns the results of reward functions into the records of `rewarded`. Pure: no I/O.
+
+The reward of a trajectory is the first of these that exists:
+
+1. the last Feedback on it (applied where groups are assembled, since it may arrive later);
+2. the weighted sum of the reward functions that had an opinion;
+3. the reward that the agent gave at the end;
+4. the sum of the rewards that the agent gave its Steps.
+
+Without any of them it has no reward, which is not the same as 0. Failed, cancelled and expired
+trajectories are not scored. If a function fails on a trajectory, its End is written with status
+`failed` and the reason.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from pool.core.trajectories import Trajectory, annotated, source, step_of
+from reward.scoring.results import FunctionResult
+from schemas import Record, Step, TrajectoryEnd
+from schemas import Reward as RewardComponent
+
+SCORED_STATUSES = ("completed", "truncated")
+ORPHAN = "orphan: another answer to the same request was kept"
+MAX_REASON = 1000
+
+
+def is_scored(trajectory: Trajectory) -> bool:
+    return trajectory.end.status in SCORED_STATUSES and trajectory.problem is None
+
+
+def first_failure(results: Sequence[FunctionResult]) -> FunctionResult | None:
+    return next((result for result in results if result.failure is not None), None)
+
+
+def rewarded_records(trajectory: Trajectory, results: Sequence[FunctionResult]) -> list[Record]:
+    """The trajectory's records as they are written to `rewarded`."""
+    failure = first_failure(results)
+    step_rewards = {} if failure else _step_rewards(trajectory, results)
+    records: list[Record] = []
+    for received in trajectory.records:
+        record = received.record
+        if isinstance(record, TrajectoryEnd):
+            records.append(_end(trajectory, record, results, failure))
+            continue
+        fields = _step_fields(trajectory, record, step_rewards) if isinstance(record, Step) else {}
+        records.append(annotated(record, source(received), **fields))
+    return records
+
+
+def _step_fields(
+    trajectory: Trajectory, step: Step, rewards: Mapping[str, float]
+) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    if step.step_id in rewards:
+        fields["reward"] = rewards[step.step_id]
+    if step.step_id in trajectory.orphans and step.not_trainable is None:
+        fields["not_trainable"] = ORPHAN
+    return fields
+
+
+def _end(
+    trajectory: Trajectory,
+    end: TrajectoryEnd,
+    results: Sequence[FunctionResult],
+    failure: FunctionResult | None,
+) -> Record:
+    components = [component for result in results for component in _components(trajectory, result)]
+    fields: dict[str, object] = {"rewards": components}
+    if failure is not None:
+        reason = f"reward {failure.name}: {failure.failure}"[:MAX_REASON]
+        fields |= {"status": "failed", "reason": reason, "reward": None}
+    else:
+        fields["reward"] = _reward(trajectory, end, results)
+    return annotated(end, trajectory.ended, **fields)
+
+
+def _reward(
+    trajectory: Trajectory, end: TrajectoryEnd, results: Sequence[FunctionResult]
+) -> float | None:
+    weighted = [result.value * result.weight for result in results if result.value is not None]
+    if weighted:
+        return sum(weighted)
+    if end.reward is not None:
+        return end.reward
+    by_agent = [reward for r in trajectory.steps if (reward := step_of(r).reward) is not None]
+    return sum(by_agent) if by_agent else None
+
+
+def _step_rewards(trajectory: Trajectory, results: Sequence[FunctionResult]) -> Mapping[str, float]:
+    """Process rewards by step_id: the weighted sum over the functions that scored the Step."""
+    step_ids = _visible_steps(trajectory)
+    rewards: dict[str, float] = {}
+    for result in results:
+        for step_id, value in zip(step_ids, result.steps, strict=False):
+            if value is not None:
+                rewards[step_id] = rewards.get(step_id, 0.0) + result.weight * value
+    return rewards
+
+
+def _components(trajectory: Trajectory, result: FunctionResult) -> list[RewardComponent]:
+    common = {"name": result.name, "version": result.version, "weight": result.weight}
+    of_trajectory = RewardComponent(**common, value=result.value, details=result.details)  # type: ignore[arg-type]
+    of_steps = [
+        RewardComponent(**common, value=value, step_id=step_id)  # type: ignore[arg-type]
+        for step_id, value in zip(_visible_steps(trajectory), result.steps, strict=False)
+        if value is not None
+    ]
+    return [of_trajectory, *of_steps]
+
+
+def _visible_steps(trajectory: Trajectory) -> list[str]:
+    """Ids of the Steps that functions see, in their order: all but orphans."""
+    ids = (step_of(received).step_id for received in trajectory.steps)
+    return [step_id for step_id in ids if step_id not in trajectory.orphans]

@@ -1,0 +1,290 @@
+"""The reward worker: reads `steps`, scores complete trajectories, writes `rewarded`.
+
+    consumer.poll ──► scoring processes ──► event loop ──► outputs, in the order of each key
+                      (plain functions)    (async ones)         └──► one transaction with the offsets
+
+The thread that calls `run` owns the consumer: it polls, collects scored trajectories and commits.
+Scoring happens elsewhere. A worker that is killed has written each output once or not at all;
+whatever was being scored is scored again by the worker that gets the partition next.
+
+A worker with a tag writes to the tag's topic only. Ending overdue trajectories and writing dead
+letters is left to workers without a tag, so that it is not repeated for every tag.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from pool.connection import Connection
+from pool.consumers.consumer import StatefulConsumer
+from pool.core.dead_letters import DeadLetter, PoisonLimiter
+from pool.core.progress import Progress, WorkItem
+from pool.core.trajectories import (
+    StrayRecord,
+    Trajectory,
+    TrajectoryAssembler,
+    annotated,
+    source,
+)
+from pool.producers.sender import Output
+from pool.readers.dataset import began_too_early
+from pool.readers.selection import Selection
+from pool.topics import DEAD_LETTERS, STEPS, TRAJECTORIES, rewarded_topic
+from reward import metrics
+from reward.scoring.results import FunctionResult
+from reward.scoring.rewarded import rewarded_records
+from reward.scoring.scorer import Item, Scorer, ScoringJob
+from reward.worker.expiry import overdue
+from reward.worker.key_order import KeyOrder
+from schemas import Record, TrajectoryEnd
+from servicekit import tracing
+from servicekit.metrics import dead_letters, last_progress, show_lag
+from servicekit.spans import Span
+
+log = logging.getLogger(__name__)
+
+STAGE = "reward"
+OVERDUE_INTERVAL_S = 5.0
+LAG_INTERVAL_S = 5.0
+POLL_TIMEOUT_S = 0.05
+PROBATION_S = 10.0
+"""Until the first trajectory is scored, outputs with failures are held back for this long. So a worker
+that fails on everything stops before it has written any of it, however often it is restarted."""
+
+
+class RewardWorker:
+    """One member of the consumer group. `into` is the tag it writes for. A rescoring also gives a
+    `selection` of trajectories and the offsets at which each partition `ends`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        slot: str,
+        scorer: Scorer,
+        at_once: int,
+        into: str | None = None,
+        selection: Selection | None = None,
+        ends: Mapping[int, int] | None = None,
+    ) -> None:
+        self._codec = connection.codec()
+        self._scorer = scorer
+        self._group = group
+        self._is_untagged = into is None
+        self._selection = selection
+        self._rewarded = rewarded_topic(into)
+        self._names = {
+            topic: connection.topic_name(topic)
+            for topic in (STEPS, self._rewarded, TRAJECTORIES, DEAD_LETTERS)
+        }
+        self.tally: Counter[str] = Counter()
+        """Trajectories since this worker started, by outcome: scored, failed, unscored, missed."""
+        self._order: KeyOrder[ScoringJob] = KeyOrder()
+        self._scored: queue.SimpleQueue[ScoringJob] = queue.SimpleQueue()
+        self._limiter = PoisonLimiter()
+        self._held: list[ScoringJob] = []
+        self._held_until = 0.0
+        self._has_scored = False
+        self._in_hand = 0
+        self._next_overdue_check = 0.0
+        self._next_lag_check = 0.0
+        self._expired: dict[str, Progress[Item]] = {}
+        """Expired Ends of the last check, with the assignment under which each was written."""
+        self.last_progress = time.monotonic()
+        self._consumer: StatefulConsumer[Item] = StatefulConsumer(
+            connection,
+            topic=STEPS,
+            group=group,
+            transactional_id=f"{group}-{connection.topic_prefix}{slot}",
+            assembler=lambda partition: TrajectoryAssembler(),
+            codec=self._codec,
+            max_waiting=at_once,
+            ends=ends,
+            dead_letters=self._is_untagged,
+        )
+
+    def run(self, stop: threading.Event, is_done: Callable[[], bool] = lambda: False) -> None:
+        with self._consumer:
+            while not stop.is_set() and not is_done():
+                self.turn()
+
+    def turn(self) -> None:
+        """One round of the loop: read, submit, collect, commit."""
+        self._scorer.check()
+        for work in self._consumer.poll(POLL_TIMEOUT_S):
+            self._submit(work)
+        self._collect()
+        self._end_overdue()
+        if self._consumer.commit():
+            self.last_progress = time.monotonic()
+            last_progress.set_to_current_time()
+        metrics.in_hand.set(self._in_hand)
+        self._show_lag()
+
+    def _show_lag(self) -> None:
+        if (now := time.monotonic()) < self._next_lag_check:
+            return
+        self._next_lag_check = now + LAG_INTERVAL_S
+        show_lag(self._group, self._names[STEPS], self._consumer.lags())
+
+    def _submit(self, work: WorkItem[Item]) -> None:
+        if self._selection is not None and not self._is_selected(work.item, self._selection):
+            self._consumer.finish([work], [])
+            return
+        job = ScoringJob(work.item, self._scored.put, work, is_wanted=lambda: self._is_ours(work))
+        if tracing.is_on() and isinstance(work.item, Trajectory):
+            job.span = self._start_span(work.item)
+        self._order.add(job.key, job)
+        self._in_hand += 1
+        self._scorer.submit(job)
+
+    def _start_span(self, trajectory: Trajectory) -> Span:
+        """A child of the End's trace, which triggers the scoring, with links to the Steps' traces."""
+        return tracing.span(
+            f"process {self._names[STEPS]}",
+            "consumer",
+            trajectory.trace,
+            [step.trace for step in trajectory.steps if step.trace],
+            system="kafka",
+            messaging="process",
+            messaging_type="process",
+            topic=self._names[STEPS],
+            group=self._group,
+            steps=len(trajectory.steps),
+            **_ids(trajectory.end),
+        )
+
+    def _is_selected(self, item: Item, selection: Selection) -> bool:
+        if began_too_early(item):
+            self.tally["missed"] += 1
+            return False
+        return selection.has_item(item)
+
+    def _is_ours(self, work: WorkItem[Item]) -> bool:
+        return self._consumer.assignment(work.assignment.partition) is work.assignment
+
+    def _collect(self) -> None:
+        self._write_held()
+        while not self._scored.empty():
+            job = self._scored.get()
+            for next_job in self._order.complete(job.key, job):
+                self._in_hand -= 1
+                if next_job.is_wanted():
+                    self._check_failure_rate(next_job)
+                    self._held.append(next_job)
+                else:
+                    next_job.span.end()
+        self._write_held()
+
+    def _write_held(self) -> None:
+        if self._has_scored or time.monotonic() >= self._held_until:
+            for job in self._held:
+                assert job.work is not None
+                self._consumer.finish([job.work], self._outputs(job))
+                job.span.end()
+            self._held.clear()
+
+    def _check_failure_rate(self, job: ScoringJob) -> None:
+        """Raises when most of the trajectories fail: then the function is broken, not the data."""
+        failure = job.failure
+        if failure is None:
+            if job.results:
+                self._has_scored = True
+                self._limiter.good()
+            return
+        if (now := time.monotonic()) >= self._held_until:
+            self._held_until = now + PROBATION_S
+        self._limiter.bad(f"reward {failure.name}: {failure.failure}")
+
+    def _outputs(self, job: ScoringJob) -> list[Output]:
+        item = job.item
+        if isinstance(item, StrayRecord):
+            copy = annotated(item.received.record, source(item.received))
+            return [self._output(self._rewarded, copy, item.received.trace)]
+        traces = [received.trace for received in item.records]
+        traces[-1] = job.span.traceparent or traces[-1]
+        copies = zip(rewarded_records(item, job.results), traces, strict=True)
+        outputs = [self._output(self._rewarded, record, trace) for record, trace in copies]
+        failure = job.failure
+        self._count(item, job)
+        if failure is None:
+            return outputs
+        job.span.fail(failure.name)
+        # The log line leaves the reason out: it may quote the answer.
+        log.warning(
+            "trajectory %s: reward %s failed; the reason is in the trajectory's End in %s",
+            item.uid,
+            failure.name,
+            self._names[self._rewarded],
+            extra=_ids(item.end),
+        )
+        return [*outputs, self._dead_letter(item, failure)] if self._is_untagged else outputs
+
+    def _count(self, trajectory: Trajectory, job: ScoringJob) -> None:
+        channel = trajectory.end.channel
+        label = channel if channel in ("train", "val") else "other"
+        for result in job.results:
+            if result.failure is not None:
+                metrics.failures.labels(result.name).inc()
+            elif result.value is not None:
+                metrics.values.labels(result.name, label).observe(result.value)
+                metrics.scores.labels(result.name, label).observe(result.value)
+        metrics.processed.labels("failed" if job.failure else trajectory.end.status).inc()
+        self.tally["failed" if job.failure else "scored" if job.results else "unscored"] += 1
+
+    def _dead_letter(self, trajectory: Trajectory, failure: FunctionResult) -> Output:
+        """The End of a trajectory that could not be scored, as it is in the log."""
+        reason = f"reward {failure.name}: {failure.failure}"
+        position, end = trajectory.ended, trajectory.end
+        key, value = trajectory.prompt_uid.encode(), self._codec.encode(end, self._names[STEPS])
+        letter = DeadLetter(
+            self._names[STEPS], position.partition, position.offset, key, value, (), end.created_at
+        )
+        dead_letters.labels(STAGE, failure.name).inc()
+        return Output(
+            self._names[DEAD_LETTERS], key, value, letter.headers_with(self._group, reason)
+        )
+
+    def _output(self, topic: str, record: Record, trace: str = "") -> Output:
+        name = self._names[topic]
+        key = getattr(record, "trajectory_uid" if topic == TRAJECTORIES else "prompt_uid", None)
+        return Output(name, key, self._codec.encode(record, name), tracing.headers(trace))
+
+    def _end_overdue(self) -> None:
+        """Writes Ends for the open trajectories whose deadline has passed, every few seconds."""
+        now = time.monotonic()
+        if now < self._next_overdue_check or not self._is_untagged:
+            return
+        self._next_overdue_check = now + OVERDUE_INTERVAL_S
+        already_written, self._expired = self._expired, {}
+        for owned in self._consumer.offsets():
+            assignment = self._consumer.assignment(owned.partition)
+            if assignment is not None:
+                self._end_overdue_in(assignment, already_written)
+
+    def _end_overdue_in(
+        self, assignment: Progress[Item], already_written: Mapping[str, Progress[Item]]
+    ) -> None:
+        assert isinstance(assignment.assembler, TrajectoryAssembler)
+        for end, closing, trace in overdue(assignment.assembler, int(time.time() * 1000)):
+            self._expired[end.end_id] = assignment
+            if already_written.get(end.end_id) is not assignment:
+                metrics.expired.inc()
+                outputs = [self._output(STEPS, end, trace), self._output(TRAJECTORIES, closing)]
+                self._consumer.finish([], outputs, [assignment])
+                log.info(
+                    "trajectory %s has expired: its deadline passed",
+                    end.trajectory_uid,
+                    extra=_ids(end),
+                )
+
+
+def _ids(end: TrajectoryEnd) -> dict[str, str]:
+    return {
+        "trajectory_uid": end.trajectory_uid,
+        "prompt_uid": end.prompt_uid,
+        "run": end.run,
+    }
