@@ -1,6 +1,6 @@
-"""A container's health check: exits with 0 when the service on this port says that it is ready.
+"""Container health check: exits with 0 if `/ready` of the service on the given port succeeds.
 
-Python is in every image of ours; curl and wget are not.
+Written in Python because every image has Python, but not curl or wget.
 """
 
 import sys
