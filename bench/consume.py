@@ -11,7 +11,7 @@ from pool.consumers.consumer import BATCH, StatefulConsumer, consumer_options
 from pool.core.groups import Group, GroupAssembler, UngroupedTrajectory
 from pool.core.progress import Received
 from pool.core.trajectories import StrayRecord
-from pool.topics import STEPS, find
+from pool.topics import STEPS, find_topics
 
 COMMIT_EVERY = 0.1
 """Seconds between two transactions, as a service would have it."""
@@ -25,7 +25,7 @@ def run(connection: Connection) -> None:
         lambda: consume(connection),
     )
     show(
-        f"Read {raw.records:,} records from {find(connection)[STEPS].partitions} partitions",
+        f"Read {raw.records:,} records from {find_topics(connection)[STEPS].partitions} partitions",
         {
             "raw confluent-kafka": raw,
             "decode into typed records": decoded,
@@ -40,7 +40,7 @@ def assigned(connection: Connection) -> tuple[Consumer, int]:
     """A reader of everything that the topic holds now, and how many records that is."""
     consumer = Consumer(consumer_options(connection, "bench"))
     topic = connection.topic_name(STEPS)
-    places = [TopicPartition(topic, n, 0) for n in range(find(connection)[STEPS].partitions)]
+    places = [TopicPartition(topic, n, 0) for n in range(find_topics(connection)[STEPS].partitions)]
     consumer.assign(places)
     return consumer, sum(consumer.get_watermark_offsets(place)[1] for place in places)
 
@@ -69,7 +69,7 @@ def read_and_decode(connection: Connection) -> int:
 def assemble(connection: Connection) -> int:
     consumer, count = assigned(connection)
     codec = connection.codec()
-    assemblers = {n: GroupAssembler() for n in range(find(connection)[STEPS].partitions)}
+    assemblers = {n: GroupAssembler() for n in range(find_topics(connection)[STEPS].partitions)}
     left = count
     while left:
         for message in consumer.consume(BATCH, 1.0):

@@ -21,7 +21,7 @@ from pool.connection import Connection
 from pool.core.groups import Group, GroupAssembler
 from pool.producers.producer import Producer
 from pool.readers.scan import Scan, received
-from pool.topics import STEPS, find
+from pool.topics import STEPS, find_topics
 from replay.export import parquet as _  # noqa: F401  loading pyarrow is not exporting
 from replay.export.command import export
 from replay.importer.command import import_files
@@ -79,7 +79,7 @@ async def fill(connection: Connection, groups: int) -> None:
 
 def scan(connection: Connection) -> int:
     codec, count = connection.codec(), 0
-    assemblers = {n: GroupAssembler() for n in range(find(connection)[STEPS].partitions)}
+    assemblers = {n: GroupAssembler() for n in range(find_topics(connection)[STEPS].partitions)}
     with Scan(connection, STEPS, spans_of(connection, STEPS)) as messages:
         for message in messages:
             one = received(message, codec)

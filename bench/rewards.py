@@ -22,7 +22,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.consumers.consumer import consumer_options
 from pool.producers.producer import Producer
-from pool.topics import REWARDED, STEPS, find
+from pool.topics import REWARDED, STEPS, find_topics
 from schemas import Record, Step, TrajectoryEnd
 from schemas.packing import pack_ids
 from tests.conftest import free_port
@@ -111,7 +111,9 @@ def drain(connection: Connection, worker: psutil.Process, count: int) -> tuple[f
     """Seconds from the first output to the last, and the processor time of all its processes."""
     topic = connection.topic_name(REWARDED)
     consumer = Consumer(consumer_options(connection, "bench-rewarded"))
-    places = [TopicPartition(topic, n, 0) for n in range(find(connection)[REWARDED].partitions)]
+    places = [
+        TopicPartition(topic, n, 0) for n in range(find_topics(connection)[REWARDED].partitions)
+    ]
     consumer.assign(places)
     began, cpu, left = 0.0, 0.0, count
     while left:

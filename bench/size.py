@@ -1,7 +1,7 @@
 """Bytes of a long conversation: delta-coded prompts against what they must carry at least."""
 
 from bench.steps import logprobs, tokens
-from pool.core.prompts import delta
+from pool.core.prompts import encode_prompt
 from schemas import Codec, Step
 
 TURNS = 50
@@ -14,7 +14,7 @@ def run() -> None:
     context, stored, carried, full = b"", 0, 0, 0
     for turn in range(TURNS):
         prompt = context + tokens(NEW_PROMPT)
-        part = delta(prompt, contexts)
+        part = encode_prompt(prompt, contexts)
         step = Step(
             step_id=f"step-{turn}",
             trajectory_uid="trajectory",

@@ -11,7 +11,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from console.look import Commit, PartitionBounds
 from pool.connection import Connection
-from pool.topics import find, kind
+from pool.topics import find_topics, spec_of
 from servicekit.errors import BrokerUnavailable
 
 TIMEOUT = 10.0
@@ -44,7 +44,7 @@ class Cluster:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        find(connection)  # tells in one sentence when we are refused, or nobody is there
+        find_topics(connection)  # tells in one sentence when we are refused, or nobody is there
         self._admin = self._connect()
 
     def _connect(self) -> AdminClient:
@@ -68,7 +68,7 @@ class Cluster:
         places = [
             Place(topic, number)
             for topic, about in metadata.topics.items()
-            if topic.startswith(prefix) and kind(topic.removeprefix(prefix)) is not None
+            if topic.startswith(prefix) and spec_of(topic.removeprefix(prefix)) is not None
             for number in about.partitions
         ]
         return len(metadata.brokers), sorted(places)

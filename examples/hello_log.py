@@ -6,7 +6,7 @@ import sys
 import uuid
 
 from pool.connection import Connection
-from pool.core.prompts import delta
+from pool.core.prompts import encode_prompt
 from pool.producers.producer import Producer
 from pool.topics import STEPS
 from schemas import Step, TrajectoryEnd
@@ -32,7 +32,7 @@ async def main(bootstrap: str) -> None:
         step_index=1,
         response_ids=pack_ids([4, 2]),
         response_logprobs=pack_logprobs([-0.3, -0.05]),
-        **delta(prompt, {first.step_id: question + first.response_ids})._asdict(),
+        **encode_prompt(prompt, {first.step_id: question + first.response_ids})._asdict(),
         **about,
     )
     end = TrajectoryEnd(end_id=uuid.uuid4().hex, status="completed", steps=2, reward=1.0, **about)

@@ -94,7 +94,7 @@ class Gateway:
                 return
         if call is None:
             call = Call(self._recorder, trajectory, request, request_hash, len(body)).start()
-        if tracing.is_on():
+        if tracing.is_enabled():
             tracing.current().tell(**call.ids)
         await deliver(exchange, dialect, call)
 

@@ -29,7 +29,7 @@ from pool import topics
 from pool.readers.follower import Follower
 from pool.topics import LEDGER, POLICY, STEPS, TOPICS, TRAJECTORIES
 from servicekit.errors import BrokerUnavailable
-from servicekit.process import calm_the_collector, listen, start_logging
+from servicekit.process import listen, start_logging, tune_garbage_collector
 from servicekit.tokenizer import hide_torch
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ async def _run_once(settings: GatewaySettings, state: State) -> None:
     try:
         async with _open_parts(settings, state) as (gateway, tasks):
             state.gateway = gateway
-            calm_the_collector()
+            tune_garbage_collector()
             log.info("ready for calls of run %s", settings.run)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -90,7 +90,7 @@ def rewarded_topic(tag: str | None) -> str:
     return f"{REWARDED}.{tag}"
 
 
-def kind(name: str) -> TopicSpec | None:
+def spec_of(name: str) -> TopicSpec | None:
     """What a topic of ours is like; None: it is none of ours."""
     return TOPICS[REWARDED] if TWIN.fullmatch(name) else TOPICS.get(name)
 
@@ -104,7 +104,7 @@ class TopicLayout(NamedTuple):
 
 def create(connection: Connection, partitions: int = PARTITIONS, replication: int = 1) -> list[str]:
     """Makes the topics that are missing and checks all of them; gives the names of the new ones."""
-    existing = find(connection)
+    existing = find_topics(connection)
     new = [
         NewTopic(
             connection.topic_name(name),
@@ -131,11 +131,11 @@ def _make(connection: Connection, new: list[NewTopic]) -> None:
                 raise Fatal(f"topic {name} was not created: {error.args[0].str()}") from error
 
 
-def create_twin(connection: Connection, tag: str) -> bool:
+def create_rewarded_topic(connection: Connection, tag: str) -> bool:
     """Makes the rewarded topic of a tag, as the one without has been made; False: it is there."""
     name, found = rewarded_topic(tag), check(connection)
     if name in found:
-        check_twin(found, connection, name)
+        check_rewarded_topic(found, connection, name)
         return False
     topic = NewTopic(
         connection.topic_name(name),
@@ -150,7 +150,7 @@ def create_twin(connection: Connection, tag: str) -> bool:
 
 def create_like(original: Connection, copy: Connection) -> None:
     """Makes the topics of another prefix as ours are, with the settings that somebody gave them."""
-    found, there = find(original), find(copy)
+    found, there = find_topics(original), find_topics(copy)
     missing = {name: about for name, about in found.items() if name not in there}
     new = [
         NewTopic(
@@ -176,7 +176,7 @@ def _given_settings(connection: Connection, names: Iterable[str]) -> Iterator[di
         yield {entry.name: entry.value for entry in entries if entry.source == own}
 
 
-def cut(connection: Connection, topic: str, firsts: Mapping[int, int]) -> None:
+def delete_records_before(connection: Connection, topic: str, firsts: Mapping[int, int]) -> None:
     """Deletes what lies before an offset of each partition."""
     name, admin = connection.topic_name(topic), _admin(connection)
     places = [TopicPartition(name, number, first) for number, first in firsts.items()]
@@ -184,7 +184,7 @@ def cut(connection: Connection, topic: str, firsts: Mapping[int, int]) -> None:
         _answer(future, connection)
 
 
-def delete(connection: Connection, names: Iterable[str]) -> None:
+def delete_topics(connection: Connection, names: Iterable[str]) -> None:
     """Deletes topics with all that they hold."""
     admin = _admin(connection)
     topics = [connection.topic_name(name) for name in names]
@@ -195,7 +195,9 @@ def delete(connection: Connection, names: Iterable[str]) -> None:
             raise Fatal(f"topic {name} was not deleted: {error.args[0].str()}") from error
 
 
-def check_twin(found: Mapping[str, TopicLayout], connection: Connection, name: str) -> None:
+def check_rewarded_topic(
+    found: Mapping[str, TopicLayout], connection: Connection, name: str
+) -> None:
     """Refuses a topic of rewards that is not there, or that would split groups."""
     if name not in found:
         raise TopicMismatch(
@@ -208,7 +210,7 @@ def check_twin(found: Mapping[str, TopicLayout], connection: Connection, name: s
 def check(connection: Connection, *needed: str) -> dict[str, TopicLayout]:
     """Refuses a cluster on which groups would be split or records refused. `needed` are the optional
     topics that it must have, too."""
-    found = find(connection)
+    found = find_topics(connection)
     missing = [
         connection.topic_name(name)
         for name, topic in TOPICS.items()
@@ -234,7 +236,7 @@ def _check_same(found: Mapping[str, TopicLayout], connection: Connection, name: 
         )
 
 
-def find(connection: Connection) -> dict[str, TopicLayout]:
+def find_topics(connection: Connection) -> dict[str, TopicLayout]:
     """Our topics that exist, by their names without the prefix."""
     troubles = ClientErrors(connection)
     # It is polled for troubles only; they are told by an error, not by log lines.
@@ -254,7 +256,7 @@ def find(connection: Connection) -> dict[str, TopicLayout]:
         name: TopicLayout(len(about.partitions), len(about.partitions[0].replicas))
         for topic, about in metadata.topics.items()
         if topic.startswith(prefix)
-        and kind(name := topic.removeprefix(prefix))
+        and spec_of(name := topic.removeprefix(prefix))
         and about.partitions
     }
 
@@ -275,7 +277,7 @@ def _connect(admin: AdminClient, troubles: ClientErrors) -> None:
 def _wait_until_seen(connection: Connection, names: AbstractSet[str]) -> None:
     """Brokers learn of a topic a moment after the controller has made it."""
     deadline = time.monotonic() + TIMEOUT
-    while names - find(connection).keys() and time.monotonic() < deadline:
+    while names - find_topics(connection).keys() and time.monotonic() < deadline:
         time.sleep(POLL)
 
 

@@ -92,7 +92,7 @@ def find_plan(
 ) -> RescorePlan | None:
     """The plan of the tag's rescoring if it has begun, else None. Raises Fatal if the tag is taken."""
     topic = rewarded_topic(tag)
-    if topic not in topics.find(connection):
+    if topic not in topics.find_topics(connection):
         return None
     [commit] = read_commits(connection, rescore_group(tag), [_plan_partition(connection, tag)])
     if commit.offset < 0:
@@ -113,7 +113,7 @@ def find_plan(
 def begin_rescore(connection: Connection, tag: str, plan: RescorePlan, ranges: TopicRanges) -> None:
     """Creates the topic, then records the plan together with the offsets at which reading begins. After
     a crash between the two the topic is empty, and the command may be run again."""
-    topics.create_twin(connection, tag)
+    topics.create_rewarded_topic(connection, tag)
     steps = connection.topic_name(STEPS)
     starts = [
         TopicPartition(steps, number, plan.first[number], Bookmark(span.first).text())
@@ -166,7 +166,7 @@ def open_live(
 ) -> None:
     """Creates the tag's topic; raises Fatal if it exists and these functions cannot continue it."""
     topic = rewarded_topic(tag)
-    if not topics.create_twin(connection, tag):
+    if not topics.create_rewarded_topic(connection, tag):
         bounds = read_bounds(connection, topic)
         _check_functions(connection, topic, bounds, functions)
         partitions = _step_partitions(connection, len(bounds))

@@ -118,8 +118,8 @@ class Codec:
     def _single_object(self, value: bytes) -> WriterSchema:
         written = _known().get(value[:SINGLE_OBJECT_HEADER])
         if written is None:
-            mark = value[len(SINGLE_OBJECT) : SINGLE_OBJECT_HEADER].hex()
-            raise UnknownSchema(f"no schema with fingerprint {mark} is known to this version")
+            fingerprint_hex = value[len(SINGLE_OBJECT) : SINGLE_OBJECT_HEADER].hex()
+            raise UnknownSchema(f"this version knows no schema with fingerprint {fingerprint_hex}")
         return written
 
     def _confluent(self, value: bytes) -> WriterSchema:
@@ -137,7 +137,7 @@ class Codec:
 
 
 @lru_cache(maxsize=64)
-def mark(header: bytes) -> str:
+def writer_schema_id(header: bytes) -> str:
     """Names the schema that wrote a value, by what the value begins with: its fingerprint, or its id in
     a registry."""
     if header.startswith(SINGLE_OBJECT):
@@ -157,7 +157,7 @@ def single_object_header(record_type: type[Record]) -> bytes:
 @lru_cache(maxsize=1)
 def _today() -> dict[type[Record], tuple[Schema, bytes]]:
     folder = resources.files("schemas")
-    schemas = [parse((folder / t.schema_file).read_text()) for t in RECORD_TYPES]
+    schemas = [parse_schema_text((folder / t.schema_file).read_text()) for t in RECORD_TYPES]
     return {t: (s, _header_of(s)) for t, s in zip(RECORD_TYPES, schemas, strict=True)}
 
 
@@ -165,7 +165,7 @@ def _today() -> dict[type[Record], tuple[Schema, bytes]]:
 def _known() -> dict[bytes, WriterSchema]:
     """Every schema that ever wrote a record, by its single-object header; today's win."""
     folder = resources.files("schemas") / "released"
-    released = [parse(file.read_text()) for file in folder.iterdir()]
+    released = [parse_schema_text(file.read_text()) for file in folder.iterdir()]
     today = [schema for schema, _ in _today().values()]
     return {_header_of(schema): _written(schema) for schema in released + today}
 
@@ -179,12 +179,12 @@ def _written(schema: Schema) -> WriterSchema:
     return WriterSchema(schema, record_type, None if schema is today else today)
 
 
-def parse(text: str) -> Schema:
+def parse_schema_text(text: str) -> Schema:
     parsed: Any = parse_schema(json.loads(text))
     return cast(Schema, parsed)
 
 
 def _header_of(schema: Schema) -> bytes:
     # fastavro prints the fingerprint in the byte order that the specification wants.
-    mark = fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO")
-    return SINGLE_OBJECT + bytes.fromhex(mark)
+    fingerprint_hex = fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO")
+    return SINGLE_OBJECT + bytes.fromhex(fingerprint_hex)

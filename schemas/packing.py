@@ -30,7 +30,7 @@ def unpack_logprobs(packed: bytes) -> "array[float]":
     return array("f", packed)
 
 
-def varint(number: int) -> bytes:
+def encode_varint(number: int) -> bytes:
     """Seven bits to a byte, the lowest first; none for what is below zero."""
     out = bytearray()
     while number > 0x7F:

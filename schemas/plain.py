@@ -22,7 +22,7 @@ UNPACK: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def plain(record: Record) -> dict[str, Any]:
+def to_plain(record: Record) -> dict[str, Any]:
     datum = msgspec.to_builtins(record, builtin_types=(bytes,))
     return _fields(current_schema(type(record)), datum)
 

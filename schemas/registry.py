@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from schemas.codec import Schema, SchemaError, current_schema, parse
+from schemas.codec import Schema, SchemaError, current_schema, parse_schema_text
 from schemas.records import Record
 
 COMPATIBILITY = "FULL_TRANSITIVE"
@@ -80,7 +80,7 @@ class SchemaRegistry:
 
 def _record_schema(text: str, schema_id: int) -> Schema:
     try:
-        schema = parse(text)
+        schema = parse_schema_text(text)
         schema["name"]
     # Other people's schemas may be of any kind; only Avro records can be ours.
     except Exception as error:

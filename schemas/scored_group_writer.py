@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from schemas.packing import pack_doubles, varint
+from schemas.packing import encode_varint, pack_doubles
 from schemas.records import ScoredGroup
 
 NULL = b"\x00"
@@ -79,7 +79,7 @@ def _write_rows(out: list[bytes], rows: Sequence[bytes]) -> None:
 
 def _long(number: int) -> bytes:
     """Zigzag: small numbers are short, whatever their sign."""
-    return varint(number << 1 if number >= 0 else ~(number << 1))
+    return encode_varint(number << 1 if number >= 0 else ~(number << 1))
 
 
 _length = lru_cache(_long)

@@ -18,7 +18,7 @@ last_progress = Gauge(
 dead_letters = Counter("dead_letters", "Records put aside", ["stage", "reason"])
 
 
-def show_lag(group: str, topic: str, behind: Mapping[int, int]) -> None:
+def set_lag(group: str, topic: str, behind: Mapping[int, int]) -> None:
     lag.clear()  # partitions move
     for partition, records in behind.items():
         lag.labels(group, topic, partition).set(records)

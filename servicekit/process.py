@@ -64,7 +64,7 @@ def listen(
     return listener
 
 
-def calm_the_collector() -> None:
+def tune_garbage_collector() -> None:
     """What a request leaves behind goes by reference counts. Looking for cycles after every 700 new
     objects, through all that was loaded at the start, took a tenth of the time."""
     gc.collect()
@@ -72,7 +72,7 @@ def calm_the_collector() -> None:
     gc.set_threshold(100_000, 20, 50)
 
 
-def stopped_by_signals() -> threading.Event:
+def stop_on_signals() -> threading.Event:
     """Set when the process is asked to stop. What is under way is finished first, by whoever looks."""
     stop = threading.Event()
 

@@ -10,7 +10,7 @@ Moved = Callable[[int], None]
 
 
 @contextmanager
-def bar(title: str, total: int) -> Iterator[Moved]:
+def show_progress(title: str, total: int) -> Iterator[Moved]:
     """Tell it how much is done, as often as you like: it looks at the clock itself."""
     console = Console(stderr=True)
     shown = Progress(

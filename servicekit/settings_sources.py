@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser, cls: type[BaseModel]) -> None:
     for name, field in cls.model_fields.items():
         if name == "config":  # a command that passes the file on has it as a setting too
             continue
-        flag, help_ = _flag(name), _help(name, field).replace("%", "%%")
+        flag, help_ = option_flag(name), _help(name, field).replace("%", "%%")
         unset: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_}
         if field.json_schema_extra == POSITIONAL:
             parser.add_argument(name, metavar=name.upper(), **unset)
@@ -256,11 +256,12 @@ def plain_type(field: FieldInfo) -> Any:
 
 
 def argument(name: str, field: FieldInfo) -> str:
-    return name.upper() if field.json_schema_extra == POSITIONAL else _flag(name)
+    return name.upper() if field.json_schema_extra == POSITIONAL else option_flag(name)
 
 
-def _flag(name: str) -> str:
-    """A trailing underscore keeps a field's name from being a Python word, like `from_`."""
+def option_flag(name: str) -> str:
+    """The command-line option of a field. Fields whose name would be a Python keyword, such as `from_`,
+    end with an underscore, which the option leaves out."""
     return "--" + name.rstrip("_").replace("_", "-")
 
 
@@ -313,8 +314,8 @@ def _sentence(
         return f"the settings of {service} do not fit together: {told}"
     if name not in given:
         return (
-            f"{name} is missing: give {_flag(name)}, {prefix_of(service)}{name.upper()}, or {name} in"
-            f" [{service}] of the settings file"
+            f"{name} is missing: give {option_flag(name)}, {prefix_of(service)}{name.upper()}, "
+            f"or {name} in [{service}] of the settings file"
         )
     if plain_type(cls.model_fields[name]) is SecretStr:
         expected = "the value is not accepted"

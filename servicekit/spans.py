@@ -51,13 +51,13 @@ class Tracer:
         links: Sequence[str] = (),  # noqa: ARG002
         **about: Any,  # noqa: ARG002
     ) -> Span:
-        return NOTHING
+        return NO_SPAN
 
     def current(self) -> Span:
-        return NOTHING
+        return NO_SPAN
 
     def close(self) -> None:
         pass
 
 
-NOTHING = Span()
+NO_SPAN = Span()

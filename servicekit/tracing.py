@@ -38,7 +38,7 @@ def stop() -> None:
     _tracer = OFF
 
 
-def is_on() -> bool:
+def is_enabled() -> bool:
     return _tracer is not OFF
 
 

@@ -20,10 +20,10 @@ from pool.core.prompts import BrokenPrompt
 from pool.readers.prompt_history import PromptHistory, open_prompt_history
 from pool.readers.reader import TopicReader, open_topic
 from pool.readers.selection import offset_or_time
-from pool.topics import TOPICS, kind
+from pool.topics import TOPICS, spec_of
 from schemas import Codec, Record, SchemaError, Step
 from schemas.packing import unpack_ids
-from schemas.plain import plain
+from schemas.plain import to_plain
 from servicekit.command_line import print_line
 from servicekit.errors import SteplogError
 from steplog.settings import POSITIONAL
@@ -46,7 +46,7 @@ class CatSettings(Connection):
     def _known_topic(cls, topic: str, info: ValidationInfo) -> str:
         """With or without the prefix, as Kafka's own tools show it."""
         name = topic.removeprefix(info.data.get("topic_prefix", ""))
-        if kind(name) is None:
+        if spec_of(name) is None:
             raise ValueError(f"there is no topic {topic!r}; choose one of {', '.join(TOPICS)}")
         return name
 
@@ -128,7 +128,7 @@ def _text(value: bytes | None) -> str | None:
 async def _fields(
     record: Record, message: ConsumerRecord, history: PromptHistory, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    fields = plain(record)
+    fields = to_plain(record)
     if isinstance(record, Step):
         try:
             prompt = await history.prompt(record, message.partition, message.offset)

@@ -68,7 +68,7 @@ def show(settings: TopicsSettings, say: Callable[[str], None] = print_line) -> N
 
 
 def _rows(settings: TopicsSettings) -> list[Row]:
-    found = topics.find(settings)
+    found = topics.find_topics(settings)
     tagged = {name: TOPICS[REWARDED] for name in sorted(found) if name not in TOPICS}
     return [
         _row(settings.topic_name(name), topic, found.get(name))

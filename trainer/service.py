@@ -13,12 +13,12 @@ import torch
 
 from pool import topics
 from pool.core.groups import Group
-from pool.core.rows import rows_of
+from pool.core.rows import build_rows
 from pool.core.trajectories import Trajectory
 from servicekit import tracing
 from servicekit.errors import Fatal
 from servicekit.masking import mask_settings
-from servicekit.process import listen, start_logging, stopped_by_signals
+from servicekit.process import listen, start_logging, stop_on_signals
 from servicekit.tokenizer import TokenizerFolder
 from trainer import http
 from trainer.algorithm.settings import LossSettings
@@ -71,7 +71,7 @@ def _serve(settings: TrainSettings, ranks: Ranks, probe: Probe) -> str | None:
     if ranks.rank > 0:
         _follow(settings, orders)
         return None
-    topics.check_twin(topics.check(settings), settings, settings.topic)
+    topics.check_rewarded_topic(topics.check(settings), settings, settings.topic)
     if settings.offline:
         return _lead_offline(settings, orders, probe)
     _lead(settings, orders, probe)
@@ -81,7 +81,7 @@ def _serve(settings: TrainSettings, ranks: Ranks, probe: Probe) -> str | None:
 def _lead(settings: TrainSettings, orders: Orders, probe: Probe) -> None:
     check_live(settings, settings.run)
     start_logging("train", settings)
-    stop = stopped_by_signals()
+    stop = stop_on_signals()
 
     def is_stopped() -> bool:
         orders.give("wait")
@@ -111,7 +111,7 @@ def _lead_offline(settings: TrainSettings, orders: Orders, probe: Probe) -> str:
     tokenizer = TokenizerFolder(str(settings.model))
     beginning = begin(settings, tokenizer)
     start_logging("train", settings)
-    stop, started = stopped_by_signals(), time.monotonic()
+    stop, started = stop_on_signals(), time.monotonic()
     # A live trainer may have the usual port.
     port = settings.port if "port" in settings.model_fields_set else 0
     with alone(settings.checkpoints, settings.run), _shown(settings, port) as (listener, progress):
@@ -203,7 +203,7 @@ def _reward(settings: TrainSettings) -> Callable[[Group, Trajectory], float]:
     def reward(group: Group, member: Trajectory) -> float:
         generated = 0
         if loss.overlong_max is not None:
-            generated = sum(int((row.versions >= 0).sum()) for row in rows_of(member))
+            generated = sum(int((row.versions >= 0).sum()) for row in build_rows(member))
         return reward_of(group, member, loss, generated)
 
     return reward

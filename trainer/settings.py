@@ -9,6 +9,7 @@ from pool.readers.selection import SelectionSettings
 from pool.settings import ServiceSettings
 from pool.topics import rewarded_topic
 from servicekit.process import check_address
+from servicekit.settings_sources import option_flag
 from servicekit.trackers import TrackerName
 from trainer.algorithm.alarms import AlarmSettings
 from trainer.algorithm.settings import LossSettings
@@ -29,10 +30,6 @@ LIVE_ONLY = {
     "group_deadline_s": "a group that is incomplete when the range ends is judged as it is then",
 }
 """Settings that mean nothing offline, and why."""
-
-
-def flag(name: str) -> str:
-    return "--" + name.rstrip("_").replace("_", "-")
 
 
 class TrainSettings(
@@ -103,12 +100,14 @@ class TrainSettings(
         given = self.model_fields_set
         if not self.offline:
             for name in SelectionSettings.model_fields.keys() & given:
-                raise ValueError(f"{flag(name)} chooses a range of the log: give --offline too")
+                raise ValueError(
+                    f"{option_flag(name)} chooses a range of the log: give --offline too"
+                )
             return self
         for name in (*WeightsSettings.model_fields, *LIVE_ONLY):
             if name in given:
                 reason = LIVE_ONLY.get(name, "no engine gets the weights of an offline run")
-                raise ValueError(f"{flag(name)} and --offline exclude each other: {reason}")
+                raise ValueError(f"{option_flag(name)} and --offline exclude each other: {reason}")
         return self
 
 

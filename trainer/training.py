@@ -81,7 +81,7 @@ class Training:
                 found |= self.learner.step(batch)
         self.version = decision.version
         self._probe("trained")
-        if tracing.is_on():
+        if tracing.is_enabled():
             self._tell_trajectories(decision, groups, span)
         return Trained(found, digest(batch, ranks.total))
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pool.core.groups import Group, Judgement, usable
-from pool.core.rows import Row, problem_of, rows_of
+from pool.core.groups import Group, Judgement, judge_member
+from pool.core.rows import Row, build_rows, find_training_problem
 from pool.core.scored_groups import MASKED
 from pool.core.trajectories import Trajectory
 from schemas import DecidedGroup, ScoredGroup
@@ -23,14 +23,14 @@ NO_LOGPROB = 1.0
 
 def trainable(group: Group, member: Trajectory) -> Judgement:
     """Whether a member is handed on: only what a trainer of ours would take, whatever its age."""
-    judgement = usable(group, member)
-    problem = problem_of(member) if judgement.verdict == "train" else None
+    judgement = judge_member(group, member)
+    problem = find_training_problem(member) if judgement.verdict == "train" else None
     return judgement if problem is None else Judgement("invalid", problem)
 
 
 def fields_of(group: Group, judged: DecidedGroup) -> dict[str, Any]:
     used = [group.members[m.trajectory_uid] for m in judged.members if m.verdict == "train"]
-    rows = [(row, group.reward(member)) for member in used for row in rows_of(member)]
+    rows = [(row, group.reward(member)) for member in used for row in build_rows(member)]
     return {
         "group_uid": f"{group.prompt_uid}/{group.closed_at}",
         "prompt_uid": group.prompt_uid,

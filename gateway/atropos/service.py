@@ -27,7 +27,7 @@ from pool.producers.batch_producer import Convoys
 from pool.readers.reader import TopicReader, open_topic
 from pool.topics import ATROPOS, REWARDED, TOPICS
 from servicekit.errors import BrokerUnavailable, Fatal
-from servicekit.process import calm_the_collector, listen, start_logging
+from servicekit.process import listen, start_logging, tune_garbage_collector
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def serve(settings: AtroposSettings) -> int:
         # Made once, before any server is: it takes longer than all that a server does to begin.
         gate = Gate()
         app = AtroposApp(gate, settings.max_body_bytes, keys)
-        calm_the_collector()
+        tune_garbage_collector()
 
         def serve_once(life: Life) -> None:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -24,7 +24,7 @@ from gateway.state.log import Log
 from gateway.state.trajectories import Trajectories
 from gateway.state.trajectory import Trajectory, Written
 from gateway.tokens.prompts import Prompt
-from pool.core.prompts import delta as prompt_delta
+from pool.core.prompts import encode_prompt
 from schemas import Step, StepNote
 from schemas.packing import ID_BYTES, pack_ids, pack_logprobs
 
@@ -239,7 +239,7 @@ class Call:
 
     def _step(self, prompt: bytes, outcome: Outcome, conversation: bytes) -> Step:
         sample, registration = outcome.sample, self.trajectory.registration
-        stored = prompt_delta(prompt, self.trajectory.conversation.contexts())
+        stored = encode_prompt(prompt, self.trajectory.conversation.contexts())
         return Step(
             step_id=self.step_id,
             trajectory_uid=registration.trajectory_uid,

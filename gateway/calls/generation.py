@@ -60,7 +60,7 @@ class Generator:
             engine = await self.engines.acquire(favourite, avoid)
             engine.running += 1
             try:
-                attempt = self._attempt_traced if tracing.is_on() else self._attempt
+                attempt = self._attempt_traced if tracing.is_enabled() else self._attempt
                 return await attempt(engine, request, prompt, watched)
             except (*TROUBLES, EngineTrouble) as error:
                 failure = error

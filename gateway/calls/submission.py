@@ -20,7 +20,7 @@ from gateway.http.bodies import decode, finite, metadata_text
 from gateway.state.log import Log
 from gateway.state.trajectories import Completion, Trajectories
 from gateway.state.trajectory import Trajectory
-from pool.core.prompts import delta as prompt_delta
+from pool.core.prompts import encode_prompt
 from pool.core.submitted_steps import WITHOUT_LOGPROBS, SubmittedStep, TokenId, step_id
 from schemas import Segment, Step
 from schemas.packing import pack_ids, pack_logprobs
@@ -152,7 +152,7 @@ class Submission:
             step_index=submitted.step_index,
             run=registration.run,
             channel=registration.channel,
-            **prompt_delta(prompt, trajectory.conversation.contexts())._asdict(),
+            **encode_prompt(prompt, trajectory.conversation.contexts())._asdict(),
             response_ids=pack_ids(submitted.response_ids),
             response_logprobs=pack_logprobs(
                 submitted.rollout_log_probs or [math.nan] * len(submitted.response_ids)

@@ -74,7 +74,7 @@ class Endpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send, self._state.settings.max_body_bytes)
-        traced = tracing.is_on() and self._name not in OPERATIONS
+        traced = tracing.is_enabled() and self._name not in OPERATIONS
         await (self._answer_traced if traced else self._answer)(exchange)
 
     async def _answer_traced(self, exchange: Exchange) -> None:

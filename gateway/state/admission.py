@@ -8,9 +8,9 @@ The count is a fold of `trajectories` and `ledger`: every gateway has the same o
 gives it back. Groups that were admitted here a moment ago are counted before the log says so.
 """
 
-import math
 from collections.abc import Iterable
 
+from pool.core.groups import required_members
 from schemas import Decision, Record, Registration
 
 TRAIN = "train"
@@ -105,4 +105,4 @@ class Admission:
         size = max(r.group_size or self._group_size for r in members.values())
         usable = sum(r.status not in UNUSABLE for r in members.values())
         running = any(r.status is None for r in members.values()) or len(members) < size
-        return running or usable >= max(2, math.ceil(self._share * size))
+        return running or usable >= required_members(self._share, size)

@@ -69,7 +69,7 @@ class Log:
 
     async def write(self, record: StepsRecord) -> Position:
         """Appends to `steps`; the record's place, once it is durable."""
-        write = self._write_traced if tracing.is_on() else self._write
+        write = self._write_traced if tracing.is_enabled() else self._write
         position = await write(record)
         ends = self._ends
         ends[position.partition] = max(ends[position.partition], position.offset + 1)

@@ -14,7 +14,7 @@ LOOK_EVERY = 0.5
 """Seconds between two looks; a member that was killed leaves when its session times out."""
 
 
-def members(connection: Connection, group: str, patience: float = 30.0) -> int:
+def count_members(connection: Connection, group: str, patience: float = 30.0) -> int:
     """How many members a group has now; a group that never was has none."""
     admin = AdminClient(connection.confluent())
     deadline = time.monotonic() + patience
@@ -44,7 +44,7 @@ def wait_until_empty(
     """Returns when nobody is in the group, or when we are asked to stop; `waiting` is called once if
     somebody is."""
     told = False
-    while not is_stopped() and members(connection, group):
+    while not is_stopped() and count_members(connection, group):
         if not told:
             waiting()
             told = True

@@ -11,7 +11,7 @@ from typing import Any, Generic
 from confluent_kafka import Message
 from confluent_kafka import TopicPartition as Place
 
-from pool.core.bookmark import MAX_TEXT, Bookmark, unmarked
+from pool.core.bookmark import MAX_TEXT, Bookmark, strip_mark
 from pool.core.dead_letters import DeadLetter, PoisonLimiter
 from pool.core.progress import Assembler, ItemT, Progress, Received, WorkItem
 from schemas import Codec, PartitionOffsets, SchemaError
@@ -130,7 +130,7 @@ class AssignedPartition(Generic[ItemT]):
 
 
 def saved_at(place: Place) -> tuple[int, str]:
-    return place.offset, unmarked(place.metadata or "")
+    return place.offset, strip_mark(place.metadata or "")
 
 
 def offsets_of(place: Place) -> PartitionOffsets:

@@ -24,7 +24,7 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from pool.client_errors import ClientErrors
 from pool.connection import Connection
-from pool.core.bookmark import marked
+from pool.core.bookmark import add_mark
 from pool.producers.sender import Output, producer_options
 from servicekit.errors import BrokerUnavailable, Fenced, Retryable
 
@@ -69,7 +69,8 @@ class Transactions:
     ) -> None:
         """Raises `Aborted` or `Fenced` when the transaction did not take place."""
         ours = [
-            TopicPartition(at.topic, at.partition, at.offset, marked(at.metadata)) for at in offsets
+            TopicPartition(at.topic, at.partition, at.offset, add_mark(at.metadata))
+            for at in offsets
         ]
         try:
             self._attempt(membership, outputs, ours)

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from schemas.packing import varint
+from schemas.packing import encode_varint
 from servicekit.errors import Fatal
 
 MARK_BYTES = 4
@@ -32,7 +32,7 @@ class Bookmark(NamedTuple):
 
     def text(self) -> str:
         deltas = _deltas(self.rebuild, self.pending)
-        packed = b"".join(varint(delta) for delta in deltas)
+        packed = b"".join(encode_varint(delta) for delta in deltas)
         return f"{FORMAT} {self.rebuild} {base64.b64encode(packed).decode()}"
 
     @classmethod
@@ -41,7 +41,7 @@ class Bookmark(NamedTuple):
         if not text:
             return cls(committed)
         try:
-            form, rebuild, packed = unmarked(text).split(" ")
+            form, rebuild, packed = strip_mark(text).split(" ")
             if form != FORMAT:
                 raise ValueError(form)
             offset = int(rebuild)
@@ -59,13 +59,13 @@ class Bookmark(NamedTuple):
             ) from error
 
 
-def marked(text: str | None) -> str:
+def add_mark(text: str | None) -> str:
     """With a mark by which this commit is told from an equal one: after a time-out, the offsets that
     the group has tell whether our transaction took place."""
     return f"{text or ''} {secrets.token_hex(MARK_BYTES)}"
 
 
-def unmarked(text: str) -> str:
+def strip_mark(text: str) -> str:
     return " ".join(text.split(" ")[:3])
 
 

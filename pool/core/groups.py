@@ -25,10 +25,11 @@ from pool.core import scored_groups
 from pool.core.progress import Received
 from pool.core.trajectories import (
     MEMORY,
+    StrayReason,
     StrayRecord,
     Trajectory,
     TrajectoryAssembler,
-    source,
+    source_position,
     step_of,
 )
 from schemas import DecidedGroup, Feedback, Member, ScoredGroup, TrajectoryEnd
@@ -52,6 +53,11 @@ class GroupRules(NamedTuple):
 class Judgement(NamedTuple):
     verdict: Verdict
     reason: str = ""
+
+
+def required_members(quorum: float, size: int) -> int:
+    """How many usable members a group of this size needs: its quorum, and at least two."""
+    return max(2, math.ceil(round(quorum * size, 6)))  # 0.28 * 25 is a little more than 7
 
 
 TRAIN = Judgement("train")
@@ -93,7 +99,7 @@ class Group:
     def reward(self, member: Trajectory) -> float | None:
         """The last Feedback on the whole trajectory, else what its End says."""
         given = [
-            (source(received), feedback.reward)
+            (source_position(received), feedback.reward)
             for received in (*member.feedback, *self.later_feedback(member))
             if (feedback := feedback_of(received)).step_id is None
         ]
@@ -110,7 +116,7 @@ class Group:
 
     def last_source(self) -> int:
         ends = (member.ended.offset for member in self.members.values())
-        later = (source(received).offset for received in self.feedback)
+        later = (source_position(received).offset for received in self.feedback)
         return max(*ends, *later, self.refused)
 
     def deadline(self, rules: GroupRules) -> int:
@@ -128,12 +134,11 @@ class Group:
         assert self.closed_at is not None, "only a closed group can be judged"
         judgements = [(member, judge_member(self, member)) for member in self.members.values()]
         usable = sum(judgement.verdict == "train" for _, judgement in judgements)
-        # Rounded, since 0.28 * 25 is a little more than 7.
-        wanted = max(2, math.ceil(round(rules.quorum * self.size, 6)))
+        required = required_members(rules.quorum, self.size)
         verdict = TRAIN
-        if usable < wanted:
+        if usable < required:
             verdict = Judgement(
-                "too_few", f"{usable} of {self.size} are usable, {wanted} are needed"
+                "too_few", f"{usable} of {self.size} are usable, {required} are needed"
             )
         return DecidedGroup(
             prompt_uid=self.prompt_uid,
@@ -149,7 +154,7 @@ class Group:
         )
 
 
-def usable(group: Group, member: Trajectory) -> Judgement:
+def judge_member(group: Group, member: Trajectory) -> Judgement:
     """Whether a member can be trained, as far as the trajectory itself tells."""
     status = member.end.status
     if status == "expired":
@@ -367,14 +372,14 @@ class GroupAssembler:
                     return None
                 group.feedback.append(stray.received)
                 return self._close_if_complete(group)
-        return StrayRecord(stray.received, "late", "its group is decided, or never was")
+        return StrayRecord(stray.received, "late", StrayReason.GROUP_NOT_OPEN)
 
     def _scored(self, received: Received, record: ScoredGroup) -> Group | StrayRecord | None:
         trajectories = scored_groups.trajectories_of(received)
         if not trajectories:
-            return StrayRecord(received, "invalid", "it has no sequence with a score")
+            return StrayRecord(received, "invalid", StrayReason.NO_SCORES)
         if record.channel != self._rules.channel:
-            return StrayRecord(received, "other_channel", f"its channel is {record.channel}")
+            return StrayRecord(received, "other_channel", StrayReason.OTHER_CHANNEL)
         if any(received.offset in offsets for offsets in self._done.get(trajectories[0].uid, ())):
             return None
         if not all(self._selects(trajectory) for trajectory in trajectories):
@@ -397,7 +402,7 @@ class GroupAssembler:
         self._undecided.setdefault(group.prompt_uid, []).append(group)
 
     def _see_end(self, received: Received, end: TrajectoryEnd) -> None:
-        at = source(received).offset
+        at = source_position(received).offset
         while self._ends and self._ends[-1][1] <= at:
             self._ends.pop()
         self._ends.append((received.offset, at))

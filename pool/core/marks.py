@@ -13,9 +13,9 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pool.core.groups import TRAIN, Group, Judgement
+from pool.core.groups import TRAIN, Judgement
 from pool.core.progress import Received
-from pool.core.trajectories import Trajectory, source, step_of
+from pool.core.trajectories import Trajectory, source_position, step_of
 from schemas import PolicyVersion, Position
 
 
@@ -93,7 +93,7 @@ class PolicyMarks:
 
     def age(self, trajectory: Trajectory, version: int) -> Age:
         """The age of the oldest token of a trajectory when `version` is the newest."""
-        foreign = runs(trajectory) - {self.run}
+        foreign = runs_of(trajectory) - {self.run}
         if foreign:
             raise UnknownAge(f"it belongs to run {min(foreign)}, not {self.run}")
         if trajectory.is_scored:
@@ -115,7 +115,7 @@ class PolicyMarks:
         return self._versions[at - 1]
 
     def _step_age(self, received: Received, version: int) -> Age:
-        step, position = step_of(received), source(received)
+        step, position = step_of(received), source_position(received)
         newest = self.version_at(position)
         if newest is None or not step.segments:
             raise UnknownAge(f"step {step.step_id} does not say which version sampled it")
@@ -127,16 +127,11 @@ class PolicyMarks:
             )
         return Age(version - newest, newest - oldest)
 
-    def group_age(self, group: Group, version: int) -> Age:
-        """The age of a group's oldest token."""
-        ages = (self.age(member, version) for member in group.members.values())
-        return max(ages, key=lambda age: age.total)
-
     def judge(
         self, trajectory: Trajectory, version: int, max_age: int, accept_runs: frozenset[str]
     ) -> Judgement:
         """Whether a trajectory is fresh enough to train `version`'s successor."""
-        foreign = runs(trajectory) - {self.run}
+        foreign = runs_of(trajectory) - {self.run}
         if foreign and foreign <= accept_runs:
             return TRAIN
         try:
@@ -152,7 +147,7 @@ class PolicyMarks:
         return TRAIN
 
 
-def runs(trajectory: Trajectory) -> set[str]:
+def runs_of(trajectory: Trajectory) -> set[str]:
     """Its runs: more than one, if a new run began while it was made."""
     return {trajectory.end.run, *(step_of(received).run for received in trajectory.steps)}
 

@@ -29,7 +29,7 @@ class BrokenPrompt(ValueError):
     """A prompt cannot be put together: its parent is missing or differs from what the Step saw."""
 
 
-def delta(prompt: bytes, contexts: Mapping[str, bytes]) -> PromptDelta:
+def encode_prompt(prompt: bytes, contexts: Mapping[str, bytes]) -> PromptDelta:
     """What to store of a packed prompt.
 
     `contexts` maps the step_id of each acknowledged Step to its packed prompt and response. The one

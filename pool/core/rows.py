@@ -89,7 +89,7 @@ class _OpenRow:
         return row
 
 
-def rows_of(trajectory: "Trajectory") -> tuple[Row, ...]:
+def build_rows(trajectory: "Trajectory") -> tuple[Row, ...]:
     """The rows of a trajectory without a problem, in the order in which they began."""
     rows: list[_OpenRow] = []
     for step in _targets(trajectory):
@@ -110,12 +110,12 @@ def _given(packed: bytes, row: Row) -> NDArray[np.float32]:
     return np.frombuffer(packed, "<f4")[: len(row)]
 
 
-def steps_of(trajectory: "Trajectory") -> int:
+def count_target_steps(trajectory: "Trajectory") -> int:
     """Of how many Steps its rows are made."""
     return sum(1 for _ in _targets(trajectory))
 
 
-def problem_of(trajectory: "Trajectory") -> str | None:
+def find_training_problem(trajectory: "Trajectory") -> str | None:
     """Why it cannot be trained, in one sentence; None if it can."""
     if trajectory.problem is not None:
         return trajectory.problem

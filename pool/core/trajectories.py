@@ -17,6 +17,7 @@ Rules, each tested by name:
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cached_property
 
 import msgspec
@@ -31,13 +32,26 @@ MEMORY = 2_000
 closed trajectory, so late records are races of seconds; every restart reads this much again."""
 
 
+class StrayReason(Enum):
+    """Why a record belongs to no open trajectory or group."""
+
+    TRAJECTORY_ENDED = auto()
+    TRAJECTORY_NOT_OPEN = auto()
+    """It needs earlier Steps, and none of its trajectory is remembered."""
+    GROUP_NOT_OPEN = auto()
+    """Feedback on a group that is decided, or that never was."""
+    NO_SCORES = auto()
+    """A posted group without a scored sequence."""
+    OTHER_CHANNEL = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class StrayRecord:
-    """A record outside of any open trajectory: late, or Feedback on a closed one."""
+    """A record outside of any open trajectory: it is late, or Feedback on a closed one."""
 
     received: Received
     verdict: Verdict | None = None
-    reason: str = ""
+    reason: StrayReason | None = None
 
     @property
     def first_offset(self) -> int:
@@ -88,16 +102,16 @@ class Trajectory:
     @property
     def began(self) -> Position:
         """Of its first record in `steps`."""
-        return min(source(received) for received in self.records)
+        return min(source_position(received) for received in self.records)
 
     @property
     def ended(self) -> Position:
-        return source(self.records[-1])
+        return source_position(self.records[-1])
 
     @cached_property
     def prompts(self) -> dict[str, bytes]:
         """The full packed prompt of every Step, by step_id."""
-        by_offset = sorted(self.steps, key=source)
+        by_offset = sorted(self.steps, key=source_position)
         return full_prompts(step_of(received) for received in by_offset)
 
     @cached_property
@@ -122,7 +136,7 @@ class Trajectory:
             if request := step_of(received).request_hash:
                 answers.setdefault(request, []).append(received)
         repeated = [
-            [step_of(received) for received in sorted(found, key=source)]
+            [step_of(received) for received in sorted(found, key=source_position)]
             for found in answers.values()
             if len(found) > 1
         ]
@@ -153,7 +167,7 @@ class _OpenTrajectory:
     def close(self, end: TrajectoryEnd) -> Trajectory:
         steps = sorted(
             self.steps.values(),
-            key=lambda received: (step_of(received).step_index, source(received)),
+            key=lambda received: (step_of(received).step_index, source_position(received)),
         )
         delivered = {note.step_id: note.delivered for note in self.notes.values()}
         return Trajectory(
@@ -198,12 +212,12 @@ class TrajectoryAssembler:
 
     def _step(self, received: Received, step: Step) -> StrayRecord | None:
         if self._is_closed(step.trajectory_uid, received.offset):
-            return StrayRecord(received, "late", "its trajectory has ended")
+            return StrayRecord(received, "late", StrayReason.TRAJECTORY_ENDED)
         open_ = self._open.get(step.trajectory_uid)
         if open_ is None:
             if step.parent is not None:
                 # Its parent was read before it, so the trajectory ended longer ago than we remember.
-                return StrayRecord(received, "late", "its trajectory is not open")
+                return StrayRecord(received, "late", StrayReason.TRAJECTORY_NOT_OPEN)
             open_ = self._open[step.trajectory_uid] = _OpenTrajectory([])
         if step.step_id not in open_.steps:
             open_.steps[step.step_id] = received
@@ -214,11 +228,11 @@ class TrajectoryAssembler:
         was_closed = self._is_closed(end.trajectory_uid, received.offset)
         self._remember(end.trajectory_uid, received.offset)
         if was_closed:
-            return StrayRecord(received, "late", "its trajectory has ended")
+            return StrayRecord(received, "late", StrayReason.TRAJECTORY_ENDED)
         open_ = self._open.pop(end.trajectory_uid, None)
         if open_ is None:
             if end.steps > 0:
-                return StrayRecord(received, "late", "its trajectory is not open")
+                return StrayRecord(received, "late", StrayReason.TRAJECTORY_NOT_OPEN)
             open_ = _OpenTrajectory([])
         open_.records.append(received)
         return open_.close(end)
@@ -226,7 +240,7 @@ class TrajectoryAssembler:
     def _note(self, received: Received, note: StepNote) -> StrayRecord | None:
         open_ = self._open.get(note.trajectory_uid)
         if open_ is None:
-            return StrayRecord(received, "late", "its trajectory is not open")
+            return StrayRecord(received, "late", StrayReason.TRAJECTORY_NOT_OPEN)
         if note.note_id not in open_.notes:
             open_.notes[note.note_id] = note
             open_.records.append(received)
@@ -254,7 +268,7 @@ class TrajectoryAssembler:
             self._closed.popitem(last=False)
 
 
-def source(received: Received) -> Position:
+def source_position(received: Received) -> Position:
     """Where a record lies in `steps`, wherever it was read."""
     origin = getattr(received.record, "source", None)
     return origin or Position(partition=received.partition, offset=received.offset)
@@ -265,6 +279,6 @@ def step_of(received: Received) -> Step:
     return received.record
 
 
-def annotated(record: Record, position: Position, **fields: object) -> Record:
+def annotate(record: Record, position: Position, **fields: object) -> Record:
     """The copy of a record for `rewarded`: where it came from, and what was found out about it."""
     return msgspec.structs.replace(record, source=position, **fields)

@@ -11,7 +11,7 @@ from typing import Self
 from pool.connection import Connection
 from pool.core.progress import Received
 from pool.core.scored_groups import trajectories_of
-from pool.core.trajectories import MEMORY, StrayRecord, Trajectory, TrajectoryAssembler
+from pool.core.trajectories import MEMORY, StrayReason, StrayRecord, Trajectory, TrajectoryAssembler
 from pool.readers.scan import Scan, received
 from pool.readers.selection import Selection, SelectionSettings, find_ranges
 from pool.topics import STEPS
@@ -93,5 +93,5 @@ def began_too_early(item: Trajectory | StrayRecord) -> bool:
     return (
         isinstance(item, StrayRecord)
         and isinstance(item.received.record, TrajectoryEnd)
-        and "not open" in item.reason
+        and item.reason is StrayReason.TRAJECTORY_NOT_OPEN
     )

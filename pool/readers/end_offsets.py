@@ -7,7 +7,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from pool.connection import Connection
-from pool.topics import find
+from pool.topics import find_topics
 from servicekit.errors import BrokerUnavailable
 
 TIMEOUT = 10.0
@@ -22,7 +22,7 @@ class EndOffsets:
 
     def __init__(self, connection: Connection, *topics: str) -> None:
         self._connection = connection
-        found = find(connection)
+        found = find_topics(connection)
         self._partitions = {topic: found[topic].partitions for topic in topics}
         self._admin = AdminClient(connection.confluent())
 

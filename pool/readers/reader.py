@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRa
 from aiokafka.partitioner import murmur2
 
 from pool.connection import MAX_MESSAGE_BYTES, Connection
-from pool.topics import find
+from pool.topics import find_topics
 from schemas import Codec, Record
 from servicekit.errors import BrokerUnavailable, OffsetLost, TopicMismatch
 
@@ -122,7 +122,7 @@ async def open_topic(
     """Opens one of our topics, named without the prefix. `poll_ms` is how long a broker may keep a
     request for records that it does not have."""
     name = connection.topic_name(topic)
-    found = await asyncio.to_thread(find, connection)
+    found = await asyncio.to_thread(find_topics, connection)
     if topic not in found:
         raise TopicMismatch(
             f"topic {name} does not exist at {connection.bootstrap}; "

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pool.connection import Connection
-from pool.core.marks import PolicyMarks, runs
+from pool.core.marks import PolicyMarks, runs_of
 from pool.core.trajectories import StrayRecord, Trajectory, step_of
 from pool.readers.reader import PartitionBounds, TopicReader, open_topic, read_records
 from pool.readers.scan import OffsetRange
@@ -94,7 +94,7 @@ class Selection:
     def has(self, trajectory: Trajectory) -> bool:
         if self._channel is not None and trajectory.end.channel != self._channel:
             return False
-        if self._runs and not runs(trajectory) <= self._runs:
+        if self._runs and not runs_of(trajectory) <= self._runs:
             return False
         return self._has_versions(trajectory) and self._has_metadata(trajectory)
 

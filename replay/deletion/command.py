@@ -21,7 +21,7 @@ from replay.settings import DeleteSettings
 from schemas import Record
 from servicekit.command_line import print_line
 from servicekit.errors import Fatal
-from servicekit.progress_bar import bar
+from servicekit.progress_bar import show_progress
 
 WITHOUT_TENANTS = (POLICY, LEDGER, DEAD_LETTERS)
 
@@ -48,7 +48,7 @@ def delete(settings: DeleteSettings, say: Callable[[str], None] = print_line) ->
     moved = copy_offsets(settings, copy, found)
     say(f"offsets of {len(moved)} groups copied{': ' if moved else ''}{', '.join(moved)}")
     if settings.and_delete_original:
-        topics.delete(settings, found)
+        topics.delete_topics(settings, found)
         say(f"deleted all topics of {settings.topic_prefix}*")
     say(f"start the services with topic_prefix = {copy.topic_prefix}")
 
@@ -59,7 +59,9 @@ def copy_topic(
     begun = {number: span.end for number, span in spans_of(copy, topic).items()}
     done = Copy(original, copy, topic, spans, begun, forbidden).run()
     # What the original no longer holds, the copy must not hold either.
-    topics.cut(copy, topic, {number: span.first for number, span in spans.items()})
+    topics.delete_records_before(
+        copy, topic, {number: span.first for number, span in spans.items()}
+    )
     return done
 
 
@@ -88,7 +90,10 @@ def learn(connection: Connection, spans: dict[str, Spans], forbidden: Forbidden)
 
 def records(connection: Connection, topic: str, spans: Spans) -> Iterator[Record]:
     codec = connection.codec()
-    with Scan(connection, topic, spans) as scan, bar(f"reading {topic}", scan.total) as moved:
+    with (
+        Scan(connection, topic, spans) as scan,
+        show_progress(f"reading {topic}", scan.total) as moved,
+    ):
         for message in scan:
             value = message.value()
             if value is not None and (record := decoded(codec, value)) is not None:

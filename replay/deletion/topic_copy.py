@@ -18,7 +18,7 @@ from pool.producers.sender import producer_options
 from pool.readers.scan import OffsetRange, Scan
 from replay.deletion.criteria import Forbidden, decoded
 from servicekit.errors import BrokerUnavailable, Fatal
-from servicekit.progress_bar import bar
+from servicekit.progress_bar import show_progress
 
 GAP = b"steplog.gap"
 """Key of a tombstone where the original has no record. Compacted topics take none without a key."""
@@ -63,7 +63,7 @@ class Copy:
         ahead = {n: OffsetRange(max(self._next[n], s.first), s.end) for n, s in self._spans.items()}
         with (
             Scan(self._original, self._topic, ahead) as scan,
-            bar(self._topic, scan.total) as moved,
+            show_progress(self._topic, scan.total) as moved,
         ):
             for message in scan:
                 self._copy(message)

@@ -5,7 +5,7 @@ from pool.readers.scan import OffsetRange, Scan
 from replay.deletion.criteria import Forbidden, decoded
 from replay.deletion.topic_copy import holds
 from servicekit.errors import Fatal
-from servicekit.progress_bar import bar
+from servicekit.progress_bar import show_progress
 
 SHOWN = 5
 
@@ -16,7 +16,10 @@ def prove(
     """How many records were looked at; that one is still there is an error that says where."""
     codec = connection.codec()
     looked, left = 0, []
-    with Scan(connection, topic, spans) as scan, bar(f"looking at {topic}", scan.total) as moved:
+    with (
+        Scan(connection, topic, spans) as scan,
+        show_progress(f"looking at {topic}", scan.total) as moved,
+    ):
         for message in scan:
             looked += 1
             value = message.value()

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pool import topics
 from pool.core.groups import GroupRules
-from pool.core.trajectories import StrayRecord, Trajectory, source
+from pool.core.trajectories import StrayRecord, Trajectory, source_position
 from pool.readers.dataset import Dataset
 from pool.readers.scan import OffsetRange
 from pool.readers.selection import SelectionSettings, find_ranges
@@ -34,7 +34,7 @@ def compare(settings: DiffSettings) -> Comparison:
     }
     there = topics.check(settings)
     for topic in sides.values():
-        topics.check_twin(there, settings, topic)
+        topics.check_rewarded_topic(there, settings, topic)
     spans = find_ranges(settings, STEPS, settings).spans
     table, functions = SideBySide(), Functions()
     for side, topic in sides.items():
@@ -60,7 +60,7 @@ def _items(
     given |= {"until": None, "from_": None if isinstance(settings.from_, int) else settings.from_}
     with Dataset(settings, topic, SelectionSettings(**given), settings.channel) as dataset:
         for item in dataset.items():
-            at = item.ended if isinstance(item, Trajectory) else source(item.received)
+            at = item.ended if isinstance(item, Trajectory) else source_position(item.received)
             if (
                 isinstance(item, StrayRecord)
                 or spans[at.partition].first <= at.offset < spans[at.partition].end

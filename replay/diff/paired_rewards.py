@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from pool.core.trajectories import StrayRecord, Trajectory, source
+from pool.core.trajectories import StrayRecord, Trajectory, source_position
 from schemas import Feedback
 
 Side = Literal["old", "new"]
@@ -88,7 +88,7 @@ class SideBySide:
         self._file.execute(ADD.format(side), (*place, *names, *found))
         for received in trajectory.feedback:
             assert isinstance(received.record, Feedback)
-            at = source(received)
+            at = source_position(received)
             self._add_feedback(side, received.record, at.partition, at.offset)
 
     def _add_feedback(self, side: Side, feedback: Feedback, partition: int, offset: int) -> None:
@@ -104,7 +104,7 @@ class SideBySide:
 
 
 def _place(stray: StrayRecord) -> tuple[int, int]:
-    at = source(stray.received)
+    at = source_position(stray.received)
     return at.partition, at.offset
 
 

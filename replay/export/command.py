@@ -19,7 +19,7 @@ from replay.export.trajectory_rows import exported
 from replay.settings import ExportSettings
 from schemas import Feedback
 from servicekit.errors import Fatal
-from servicekit.progress_bar import bar
+from servicekit.progress_bar import show_progress
 
 LOOK_EVERY = 100
 """Trajectories after which the bar moves."""
@@ -48,7 +48,7 @@ def export(settings: ExportSettings) -> str:
 
 
 def _trajectories(dataset: Dataset, late: LateFeedback) -> Iterator[Trajectory]:
-    with bar("exporting", dataset.scan.total) as moved:
+    with show_progress("exporting", dataset.scan.total) as moved:
         for number, item in enumerate(dataset.items()):
             if isinstance(item, Trajectory):
                 yield item

@@ -7,7 +7,7 @@ import msgspec
 from pool.core.groups import feedback_of
 from pool.core.progress import Received
 from pool.core.prompts import BrokenPrompt
-from pool.core.trajectories import Trajectory, source, step_of
+from pool.core.trajectories import Trajectory, source_position, step_of
 from replay.dataset.rows import (
     FORMAT,
     Amendable,
@@ -19,7 +19,7 @@ from replay.dataset.rows import (
 )
 from replay.export.text import Texts
 from schemas import Step
-from schemas.codec import mark
+from schemas.codec import writer_schema_id
 
 
 def exported(
@@ -51,7 +51,7 @@ def exported(
         partition=ended.partition,
         offset=ended.offset,
         source_offset=end.source.offset if end.source else None,
-        schema=mark(ended.header),
+        schema=writer_schema_id(ended.header),
     )
     return Exported(row, [_step(trajectory, received, texts) for received in trajectory.steps])
 
@@ -71,7 +71,7 @@ def amended(row: Amendable, late: Iterable[Received]) -> Amendable:
 def _feedback(given: Iterable[Received]) -> list[FeedbackRow]:
     """Each once, in the order of `steps`. The first copy counts, as everywhere in the log."""
     distinct: dict[str, FeedbackRow] = {}
-    for received in sorted(given, key=source):
+    for received in sorted(given, key=source_position):
         row = _feedback_row(received)
         distinct.setdefault(row.feedback_id, row)
     return list(distinct.values())
@@ -120,7 +120,7 @@ def _step(trajectory: Trajectory, received: Received, texts: Texts | None) -> St
         step_created_at=step.created_at,
         step_offset=received.offset,
         step_source_offset=step.source.offset if step.source else None,
-        step_schema=mark(received.header),
+        step_schema=writer_schema_id(received.header),
     )
     return row if texts is None else _with_texts(row, step, texts)
 

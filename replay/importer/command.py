@@ -26,7 +26,7 @@ from replay.offset_ranges import spans_of
 from replay.settings import ImportSettings
 from schemas import Codec, PolicyVersion, SchemaError, TrajectoryEnd
 from servicekit.errors import Fatal
-from servicekit.progress_bar import bar
+from servicekit.progress_bar import show_progress
 
 HEADER = "steplog.imported_from"
 CHUNK_RECORDS = 2_000
@@ -44,7 +44,7 @@ def import_files(settings: ImportSettings) -> str:
     if settings.dry_run:
         return f"{steps:,} Steps can be imported"
     if settings.rewards is not None:
-        topics.create_twin(settings, settings.rewards)
+        topics.create_rewarded_topic(settings, settings.rewards)
     left_out = f"; {skipped:,} were invalid, or posted by an environment" if skipped else ""
     return importer.write(files, steps) + left_out
 
@@ -101,7 +101,7 @@ class Importer:
             probe=lambda stage: None,
         )
         self._read_what_is_there()  # an earlier import's last transaction is over by now
-        with bar("importing", steps) as moved:
+        with show_progress("importing", steps) as moved:
             for chunk in _chunks(self._new(files, written)):
                 transactions.write(chunk)
                 moved(written.steps + written.known)

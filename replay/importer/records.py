@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from pool.core.prompts import delta
+from pool.core.prompts import encode_prompt
 from replay.dataset.rows import Exported, StepRow, TrajectoryRow
 from schemas import Feedback, Record, Step, StepNote, TrajectoryEnd
 from schemas.packing import ID_BYTES
@@ -66,7 +66,7 @@ def _steps(about: TrajectoryRow, steps: Sequence[StepRow], run: str) -> Iterator
         if row.prompt_ids is None:
             raise BadRow(f"step {row.step_id} of trajectory {about.trajectory_uid} has no prompt")
         prompt = row.prompt_ids
-        stored = delta(prompt, contexts)
+        stored = encode_prompt(prompt, contexts)
         if stored.parent and len(contexts[stored.parent]) == stored.prefix_length * ID_BYTES:
             del contexts[stored.parent]  # this Step is the end of that line of conversation now
         contexts[row.step_id] = prompt + row.response_ids

@@ -15,7 +15,7 @@ from replay.lineage.outcomes import Fate
 from replay.lineage.search import Traces
 from schemas import Feedback, Segment, Step
 from schemas.packing import ID_BYTES
-from schemas.plain import plain
+from schemas.plain import to_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _rewards(found: Sequence[Received]) -> dict[str, Any]:
     return {
         "reward": group.reward(closed),
         "expected": closed.end.reward_expected,
-        "rewards": plain(closed.end)["rewards"],
+        "rewards": to_plain(closed.end)["rewards"],
         "feedback": [feedback_of(one).reward for one in (*closed.feedback, *later)],
     }
 

@@ -19,7 +19,7 @@ from pool.core.progress import Received
 from pool.core.scored_groups import posted_group_uid, trajectories_of
 from pool.readers.reader import open_topic
 from pool.readers.scan import OffsetRange, Scan, received
-from pool.topics import REWARDED, STEPS, TOPICS, TRAJECTORIES, find, kind
+from pool.topics import REWARDED, STEPS, TOPICS, TRAJECTORIES, find_topics, spec_of
 from replay.lineage.outcomes import Naming
 from schemas import Codec, Registration, ScoredGroup
 
@@ -93,8 +93,8 @@ class Finder:
         return found
 
     def _reward_topics(self) -> Iterable[str]:
-        names = sorted(find(self._connection))
-        return [name for name in names if kind(name) is TOPICS[REWARDED]]
+        names = sorted(find_topics(self._connection))
+        return [name for name in names if spec_of(name) is TOPICS[REWARDED]]
 
     def _records(self, topic: str, key: str | None, first: int = 0) -> list[Received]:
         """Those of the trajectory. Without a key all partitions are searched."""

@@ -26,7 +26,7 @@ from reward.tags import RescorePlan
 from reward.worker.worker import RewardWorker
 from servicekit.command_line import INTERRUPTED, print_line
 from servicekit.errors import Fatal
-from servicekit.process import stopped_by_signals
+from servicekit.process import stop_on_signals
 from servicekit.tokenizer import TokenizerFolder
 
 CHECK_INTERVAL_S = 1.0
@@ -86,7 +86,7 @@ def _score(
     summary = RescoreSummary(settings.topic_name(topic), settings.into, plan.trajectories)
     progress = RescoreProgress(settings, plan)
     if not progress.is_over():
-        stop = stopped_by_signals()
+        stop = stop_on_signals()
         scorer = Scorer(settings.function, functions, settings.tokenizer, settings.processes)
         try:
             worker = RewardWorker(

@@ -14,7 +14,7 @@ trajectories are not scored. If a function fails on a trajectory, its End is wri
 
 from collections.abc import Mapping, Sequence
 
-from pool.core.trajectories import Trajectory, annotated, source, step_of
+from pool.core.trajectories import Trajectory, annotate, source_position, step_of
 from reward.scoring.results import FunctionResult
 from schemas import Record, Step, TrajectoryEnd
 from schemas import Reward as RewardComponent
@@ -43,7 +43,7 @@ def rewarded_records(trajectory: Trajectory, results: Sequence[FunctionResult]) 
             records.append(_end(trajectory, record, results, failure))
             continue
         fields = _step_fields(trajectory, record, step_rewards) if isinstance(record, Step) else {}
-        records.append(annotated(record, source(received), **fields))
+        records.append(annotate(record, source_position(received), **fields))
     return records
 
 
@@ -71,7 +71,7 @@ def _end(
         fields |= {"status": "failed", "reason": reason, "reward": None}
     else:
         fields["reward"] = _reward(trajectory, end, results)
-    return annotated(end, trajectory.ended, **fields)
+    return annotate(end, trajectory.ended, **fields)
 
 
 def _reward(

@@ -14,7 +14,7 @@ from reward.scoring.results import FunctionResult, failure_of
 from reward.scoring.rewarded import first_failure, is_scored
 from reward.scoring.text import TextDecoder
 from servicekit.errors import Fatal
-from servicekit.spans import NOTHING, Span
+from servicekit.spans import NO_SPAN, Span
 from servicekit.tokenizer import TokenizerFolder
 
 OUTAGE_PAUSE_S = 2.0
@@ -34,7 +34,7 @@ class ScoringJob:
     results: list[FunctionResult] = field(default_factory=list)
     is_wanted: Callable[[], bool] = lambda: True
     """False once its partition belongs to another worker."""
-    span: Span = NOTHING
+    span: Span = NO_SPAN
 
     @property
     def failure(self) -> FunctionResult | None:

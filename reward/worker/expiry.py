@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 
 from pool.core.progress import Received
-from pool.core.trajectories import TrajectoryAssembler, source
+from pool.core.trajectories import TrajectoryAssembler, source_position
 from schemas import Registration, Step, TrajectoryEnd
 
 EXPIRED_NAMESPACE = uuid.UUID("b3a7a2f0-7f8e-4a43-9d3c-3f4be0a5a6d1")
@@ -57,7 +57,7 @@ def _closing(last: Step, records: Sequence[Received], now_ms: int) -> Registrati
         group_size=last.group_size,
         deadline=last.deadline,
         tenant=last.tenant,
-        begins=source(records[0]),
+        begins=source_position(records[0]),
         status="expired",
         created_at=now_ms,
     )

@@ -10,7 +10,7 @@ from reward.scoring.text import check_tokenizer
 from reward.settings import RewardSettings
 from reward.worker.http import make_app
 from reward.worker.worker import RewardWorker
-from servicekit.process import listen, start_logging, stopped_by_signals
+from servicekit.process import listen, start_logging, stop_on_signals
 from servicekit.status import make_status_server
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def serve(settings: RewardSettings) -> None:
         tags.open_live(settings, settings.into, group, functions)
     listener = listen(settings.host, settings.port)
     start_logging("reward", settings)
-    stop = stopped_by_signals()
+    stop = stop_on_signals()
     scorer = Scorer(settings.function, functions, settings.tokenizer, settings.processes)
     try:
         worker = RewardWorker(

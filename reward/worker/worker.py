@@ -26,8 +26,8 @@ from pool.core.trajectories import (
     StrayRecord,
     Trajectory,
     TrajectoryAssembler,
-    annotated,
-    source,
+    annotate,
+    source_position,
 )
 from pool.producers.sender import Output
 from pool.readers.dataset import began_too_early
@@ -41,7 +41,7 @@ from reward.worker.expiry import overdue
 from reward.worker.key_order import KeyOrder
 from schemas import Record, TrajectoryEnd
 from servicekit import tracing
-from servicekit.metrics import dead_letters, last_progress, show_lag
+from servicekit.metrics import dead_letters, last_progress, set_lag
 from servicekit.spans import Span
 
 log = logging.getLogger(__name__)
@@ -128,14 +128,14 @@ class RewardWorker:
         if (now := time.monotonic()) < self._next_lag_check:
             return
         self._next_lag_check = now + LAG_INTERVAL_S
-        show_lag(self._group, self._names[STEPS], self._consumer.lags())
+        set_lag(self._group, self._names[STEPS], self._consumer.lags())
 
     def _submit(self, work: WorkItem[Item]) -> None:
         if self._selection is not None and not self._is_selected(work.item, self._selection):
             self._consumer.finish([work], [])
             return
         job = ScoringJob(work.item, self._scored.put, work, is_wanted=lambda: self._is_ours(work))
-        if tracing.is_on() and isinstance(work.item, Trajectory):
+        if tracing.is_enabled() and isinstance(work.item, Trajectory):
             job.span = self._start_span(work.item)
         self._order.add(job.key, job)
         self._in_hand += 1
@@ -202,7 +202,7 @@ class RewardWorker:
     def _outputs(self, job: ScoringJob) -> list[Output]:
         item = job.item
         if isinstance(item, StrayRecord):
-            copy = annotated(item.received.record, source(item.received))
+            copy = annotate(item.received.record, source_position(item.received))
             return [self._output(self._rewarded, copy, item.received.trace)]
         traces = [received.trace for received in item.records]
         traces[-1] = job.span.traceparent or traces[-1]

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from servicekit.logs import TEXT
-from servicekit.process import stopped_by_signals
+from servicekit.process import stop_on_signals
 from steplog.kafka import local_kafka
 from steplog.processes import Process, birth, spawn, wait_for
 from steplog.stack.logs import rotate
@@ -253,7 +253,7 @@ def main(directory: str) -> int:
         if not ours or plan is None:
             log.error("%s is supervised already, or has no plan", folder.path)
             return 1
-        Supervisor(folder, plan, stopped_by_signals()).run()
+        Supervisor(folder, plan, stop_on_signals()).run()
         folder.forget()
     return 0
 

@@ -1,7 +1,7 @@
 """How lag is counted."""
 
 from console.look import Commit, PartitionBounds, group_lag, partition_lag
-from pool.core.bookmark import Bookmark, marked
+from pool.core.bookmark import Bookmark, add_mark
 from tests.console.looks import partition
 
 BOUNDS = PartitionBounds(topic="steps", partition=3, oldest=10, end=100)
@@ -26,7 +26,7 @@ def test_a_clock_that_is_ahead_gives_no_negative_seconds() -> None:
 
 
 def test_the_rebuild_offset_comes_from_the_bookmark() -> None:
-    commit = Commit(60, marked(Bookmark(42, (50,)).text()))
+    commit = Commit(60, add_mark(Bookmark(42, (50,)).text()))
     assert partition_lag(BOUNDS, commit, None, 0.0).rebuild == 42
 
 

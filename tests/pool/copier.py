@@ -23,7 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
 from pool.core.progress import WorkItem
-from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotated, source
+from pool.core.trajectories import (
+    StrayRecord,
+    Trajectory,
+    TrajectoryAssembler,
+    annotate,
+    source_position,
+)
 from pool.producers.sender import Output
 from pool.topics import REWARDED, STEPS
 from schemas import Record
@@ -94,7 +100,7 @@ class Copier:
         item = work.item
         received = item.records if isinstance(item, Trajectory) else [item.received]
         self._consumer.finish(
-            [work], [self._output(annotated(r.record, source(r))) for r in received]
+            [work], [self._output(annotate(r.record, source_position(r))) for r in received]
         )
         with self._lock:
             self._unfinished -= 1

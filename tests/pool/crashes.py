@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from hypothesis import strategies as st
 
 from pool.core.bookmark import MAX_TEXT, Bookmark
-from pool.core.groups import Group, GroupAssembler, GroupRules, UngroupedTrajectory, usable
+from pool.core.groups import Group, GroupAssembler, GroupRules, UngroupedTrajectory, judge_member
 from pool.core.ledger import Ledger
 from pool.core.progress import AssembledItem, Assembler, Progress, Received, WorkItem
 from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
@@ -232,7 +232,7 @@ class TrainerLife(Life[Group | UngroupedTrajectory | StrayRecord]):
 
 
 def judged(group: Group, rules: GroupRules) -> DecidedGroup:
-    return group.judge(rules, usable)
+    return group.judge(rules, judge_member)
 
 
 def rewards(group: Group) -> dict[str, float | None]:

@@ -11,7 +11,7 @@ from pool.core.groups import (
     GroupRules,
     Judgement,
     UngroupedTrajectory,
-    usable,
+    judge_member,
 )
 from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
@@ -116,7 +116,7 @@ class Decider:
         return group.judge(self._rules, self._member)
 
     def _member(self, group: Group, member: Trajectory) -> Judgement:
-        judgement = usable(group, member)
+        judgement = judge_member(group, member)
         if judgement.verdict != "train":
             return judgement
         newest = self._marks.opened or 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pool.core.progress import Received
-from pool.core.prompts import delta
+from pool.core.prompts import encode_prompt
 from schemas import Record
 from schemas.packing import pack_ids
 from tests.pool.records import copied, end, feedback, note, step
@@ -160,7 +160,7 @@ def _trajectory(draw: st.DrawFn, uid: str, prompt: str) -> list[Record]:
         asked = [*context, 1000 + turn]
         for answer in range(answers):
             step_id, response = f"{uid}-{turn}-{answer}", [2000 + turn, 3000 + answer]
-            stored = delta(pack_ids(asked), contexts)
+            stored = encode_prompt(pack_ids(asked), contexts)
             fields = {"request_hash": f"{uid}-{turn}".encode(), **stored._asdict()}
             one = step(step_id, uid, prompt, index=turn, response=response)
             records.append(replace(one, **fields))

@@ -5,8 +5,8 @@ from typing import Any, overload
 
 from pool.core.groups import Group, GroupAssembler, GroupRules, UngroupedTrajectory
 from pool.core.progress import Assembler, Received
-from pool.core.prompts import delta
-from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotated
+from pool.core.prompts import encode_prompt
+from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotate
 from schemas import Feedback, Position, Record, Segment, Step, StepNote, TrajectoryEnd
 from schemas.packing import pack_ids, pack_logprobs
 
@@ -45,7 +45,7 @@ def sampled(version: int, first_token: int = 0) -> Segment:
 
 def child(step_id: str, parent: Step, context: Sequence[int], added: Sequence[int]) -> Step:
     """A Step whose prompt is a delta: `context` is the parent's prompt and response."""
-    stored = delta(pack_ids([*context, *added]), {parent.step_id: pack_ids(context)})
+    stored = encode_prompt(pack_ids([*context, *added]), {parent.step_id: pack_ids(context)})
     assert stored.parent is not None, "the context is too short to be worth sharing"
     return Step(
         step_id=step_id,
@@ -112,7 +112,7 @@ def at(offset: int, record: Record, partition: int = 0) -> Received:
 
 def copied(offset: int, record: Record, source: int) -> Received:
     """A record of `rewarded` that was copied from offset `source` of `steps`."""
-    return at(offset, annotated(record, Position(partition=0, offset=source)))
+    return at(offset, annotate(record, Position(partition=0, offset=source)))
 
 
 @overload

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pool.core.bookmark import MAX_TEXT, Bookmark, marked, unmarked
+from pool.core.bookmark import MAX_TEXT, Bookmark, add_mark, strip_mark
 from servicekit.errors import Fatal
 
 OFFSETS = st.integers(0, 2**62)
@@ -103,7 +103,7 @@ def test_one_more_batch_fits_behind_a_bookmark_of_half_the_length(
 
 def test_a_mark_tells_equal_commits_apart_and_changes_nothing_else() -> None:
     text = Bookmark(3, (5, 9)).text()
-    assert marked(text) != marked(text)
-    assert Bookmark.parse(marked(text), 10) == Bookmark(3, (5, 9))
-    assert unmarked(marked(text)) == unmarked(text) == text
-    assert len(marked("x" * MAX_TEXT)) == 4095
+    assert add_mark(text) != add_mark(text)
+    assert Bookmark.parse(add_mark(text), 10) == Bookmark(3, (5, 9))
+    assert strip_mark(add_mark(text)) == strip_mark(text) == text
+    assert len(add_mark("x" * MAX_TEXT)) == 4095

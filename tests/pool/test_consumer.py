@@ -18,7 +18,13 @@ from pool.consumers.consumer import StatefulConsumer
 from pool.consumers.transaction import read_offsets
 from pool.core.bookmark import Bookmark
 from pool.core.progress import WorkItem
-from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotated, source
+from pool.core.trajectories import (
+    StrayRecord,
+    Trajectory,
+    TrajectoryAssembler,
+    annotate,
+    source_position,
+)
 from pool.producers.sender import Output, producer_options
 from pool.readers.end_offsets import wait_until_readable
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS
@@ -77,7 +83,8 @@ def copies(connection: Connection, item: Item) -> list[Output]:
     received = item.records if isinstance(item, Trajectory) else [item.received]
     topic, codec = connection.topic_name(REWARDED), connection.codec()
     return [
-        Output(topic, "key", codec.encode(annotated(one.record, source(one)))) for one in received
+        Output(topic, "key", codec.encode(annotate(one.record, source_position(one))))
+        for one in received
     ]
 
 

@@ -13,10 +13,16 @@ from pool.core.groups import (
     GroupRules,
     Judgement,
     UngroupedTrajectory,
-    usable,
+    judge_member,
 )
 from pool.core.progress import Received
-from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotated, source
+from pool.core.trajectories import (
+    StrayRecord,
+    Trajectory,
+    TrajectoryAssembler,
+    annotate,
+    source_position,
+)
 from schemas import DecidedGroup, Feedback, Record
 from tests.pool.histories import Histories, copies_of, histories, merged, placed
 from tests.pool.records import FAR, at, copied, end, feed, feedback, group_of, log, run_of, step
@@ -33,7 +39,7 @@ def groups_in(items: Sequence[Group | UngroupedTrajectory | StrayRecord]) -> lis
 
 
 def judged(group: Group, rules: GroupRules = PAIRS) -> DecidedGroup:
-    return group.judge(rules, usable)
+    return group.judge(rules, judge_member)
 
 
 def verdicts(group: Group) -> dict[str, str]:
@@ -396,12 +402,12 @@ def test_what_a_member_needs_to_be_usable(
     fields: dict[str, Any], verdict: str, reason: str
 ) -> None:
     group = group_of(*run_of("a"), step("b-0", "b"), end("b", **{"reward": 1.0, **fields}))
-    assert usable(group, group.members["b"]) == (verdict, reason)
+    assert judge_member(group, group.members["b"]) == (verdict, reason)
 
 
 def test_a_member_without_steps_is_invalid() -> None:
     group = group_of(*run_of("a"), end("b", steps=0, reward=1.0))
-    assert usable(group, group.members["b"]) == ("invalid", "it has no Steps")
+    assert judge_member(group, group.members["b"]) == ("invalid", "it has no Steps")
 
 
 def test_failed_members_leave_the_group_and_are_never_scored_zero() -> None:
@@ -508,7 +514,7 @@ def seen(group: Group) -> tuple[object, ...]:
             [getattr(received.record, "step_id", "") for received in member.steps],
             sorted(member.orphans),
             group.reward(member),
-            usable(group, member),
+            judge_member(group, member),
         )
         for member in group.members.values()
     ]
@@ -564,7 +570,9 @@ def rewarded(steps: Sequence[Received]) -> list[Received]:
     copies: list[Record] = []
     for item in feed(TrajectoryAssembler(), steps):
         if isinstance(item, Trajectory):
-            copies += [annotated(received.record, source(received)) for received in item.records]
+            copies += [
+                annotate(received.record, source_position(received)) for received in item.records
+            ]
         elif isinstance(item.received.record, Feedback):
-            copies.append(annotated(item.received.record, source(item.received)))
+            copies.append(annotate(item.received.record, source_position(item.received)))
     return log(*copies)

@@ -27,7 +27,13 @@ from pool.core.ledger import GroupId, Ledger
 from pool.core.marks import PolicyMarks
 from pool.core.progress import WorkItem
 from pool.core.prompts import full_prompts
-from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotated, source
+from pool.core.trajectories import (
+    StrayRecord,
+    Trajectory,
+    TrajectoryAssembler,
+    annotate,
+    source_position,
+)
 from pool.producers.sender import Output, producer_options
 from pool.readers.decision_batch import read_batch, trained_members
 from pool.topics import DEAD_LETTERS, LEDGER, POLICY, REWARDED, STEPS
@@ -274,13 +280,17 @@ def copies(connection: Connection, item: Trajectory | StrayRecord) -> list[Outpu
     if isinstance(item, StrayRecord):
         marked = {} if item.verdict is None else {"not_trainable": item.verdict}
         fields = marked if isinstance(item.received.record, Step) else {}
-        return [copy(connection, annotated(item.received.record, source(item.received), **fields))]
+        return [
+            copy(
+                connection, annotate(item.received.record, source_position(item.received), **fields)
+            )
+        ]
     return [
         copy(
             connection,
-            annotated(one.record, source(one), not_trainable="orphan")
+            annotate(one.record, source_position(one), not_trainable="orphan")
             if isinstance(one.record, Step) and one.record.step_id in item.orphans
-            else annotated(one.record, source(one)),
+            else annotate(one.record, source_position(one)),
         )
         for one in item.records
     ]

@@ -163,7 +163,7 @@ def no_worker_is_left() -> Iterator[None]:
 def lag(connection: Connection) -> int:
     """What any Kafka tool shows for the group."""
     consumer = Consumer(connection.confluent(group_id=copier.GROUP))
-    found = topics.find(connection)[STEPS].partitions
+    found = topics.find_topics(connection)[STEPS].partitions
     places = [TopicPartition(connection.topic_name(STEPS), number) for number in range(found)]
     committed = read_offsets(consumer, places, patience=30)
     ends = [consumer.get_watermark_offsets(place, timeout=30)[1] for place in places]

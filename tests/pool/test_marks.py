@@ -8,7 +8,7 @@ from pool.core.groups import TRAIN
 from pool.core.marks import Age, PolicyMarks, UnknownAge
 from pool.core.trajectories import Trajectory, TrajectoryAssembler
 from schemas import PolicyVersion, Position
-from tests.pool.records import RUN, copied, end, feed, group_of, sampled, step, trajectory_of
+from tests.pool.records import RUN, copied, end, feed, sampled, step, trajectory_of
 
 NOBODY = frozenset[str]()
 
@@ -89,16 +89,6 @@ def test_the_oldest_step_of_a_trajectory_counts() -> None:
     new = step("new", index=1, segments=[sampled(1)])
     whole = trajectory_of(old, new, end(steps=2), first=9)  # version 1 opened between them
     assert MARKS.age(whole, 3) == Age(queue=3, in_flight=0)
-
-
-def test_the_oldest_member_of_a_group_counts() -> None:
-    group = group_of(
-        step("a", "a", segments=[sampled(0)]),
-        end("a", reward=1.0),
-        step("b", "b", segments=[sampled(0)]),
-        end("b", reward=0.0),
-    )
-    assert MARKS.group_age(group, 2) == Age(queue=2, in_flight=0)
 
 
 def test_the_place_in_steps_counts_for_what_is_read_from_rewarded() -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from pool.core.prompts import (
     BrokenPrompt,
     common_prefix,
-    delta,
+    encode_prompt,
     full_prompt,
     full_prompts,
     prefix_hash,
@@ -26,7 +26,7 @@ def stored(step_id: str, prompt: bytes, response: bytes, contexts: dict[str, byt
         prompt_uid="p",
         step_index=0,
         run="run",
-        **delta(prompt, contexts)._asdict(),
+        **encode_prompt(prompt, contexts)._asdict(),
         response_ids=response,
         response_logprobs=bytes(len(response)),
     )
@@ -60,7 +60,7 @@ def test_ids_that_differ_in_one_byte_only_are_different() -> None:
 
 def test_a_delta_names_the_parent_the_length_and_a_hash_of_what_they_share() -> None:
     context = pack_ids(LONG)
-    found = delta(context + pack_ids([7]), {"parent": context})
+    found = encode_prompt(context + pack_ids([7]), {"parent": context})
     assert found == (pack_ids([7]), "parent", 20, prefix_hash(context))
 
 
@@ -71,8 +71,8 @@ def test_the_hash_of_a_prefix_has_64_bits() -> None:
 
 
 def test_a_prefix_too_short_to_be_worth_sharing_is_stored_again() -> None:
-    assert delta(pack_ids(LONG), {"s": pack_ids(range(15))}).parent is None
-    assert delta(pack_ids(LONG), {"s": pack_ids(range(16))}).parent == "s"
+    assert encode_prompt(pack_ids(LONG), {"s": pack_ids(range(15))}).parent is None
+    assert encode_prompt(pack_ids(LONG), {"s": pack_ids(range(16))}).parent == "s"
 
 
 def test_the_parent_is_the_step_that_shares_most_and_the_newest_of_equals() -> None:
@@ -82,7 +82,7 @@ def test_the_parent_is_the_step_that_shares_most_and_the_newest_of_equals() -> N
         "equal": pack_ids([*range(19), 99]),
         "shorter": pack_ids(range(18)),
     }
-    assert delta(pack_ids(LONG), contexts).parent == "equal"
+    assert encode_prompt(pack_ids(LONG), contexts).parent == "equal"
 
 
 def test_a_prompt_may_branch_off_inside_of_its_parent() -> None:
@@ -124,7 +124,7 @@ def test_fifty_turns_take_at_most_a_fifth_more_than_their_new_tokens_and_logprob
             prompt_uid="0198c5a2-7d1e-7000-8000-bbbbbbbbbbbb",
             step_index=turn,
             run="run-2026-01-01",
-            **delta(prompt, contexts)._asdict(),
+            **encode_prompt(prompt, contexts)._asdict(),
             response_ids=response,
             response_logprobs=pack_logprobs([-0.125] * 600),
             model="a/model-of-some-size",

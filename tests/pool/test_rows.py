@@ -5,7 +5,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pool.core.rows import Row, problem_of, rows_of
+from pool.core.rows import Row, build_rows, find_training_problem
 from pool.core.trajectories import Trajectory
 from schemas import Record, Segment, Step
 from schemas.packing import pack_logprobs
@@ -27,7 +27,7 @@ def trained(row: Row) -> list[int]:
 
 
 def test_a_step_that_extends_the_row_joins_it_and_what_lies_between_is_context() -> None:
-    (row,) = rows_of(
+    (row,) = build_rows(
         trajectory(
             step("a", ids=[1, 2], response=[3, 4]),
             step("b", index=1, ids=[1, 2, 3, 4, 50, 51], response=[5]),
@@ -41,7 +41,7 @@ def test_a_step_that_extends_the_row_joins_it_and_what_lies_between_is_context()
 
 
 def test_rewritten_history_opens_another_row() -> None:
-    rows = rows_of(
+    rows = build_rows(
         trajectory(
             step("a", ids=[1, 2], response=[3, 4]),
             step("b", index=1, ids=[1, 2, 3, 99, 5], response=[6]),
@@ -52,7 +52,7 @@ def test_rewritten_history_opens_another_row() -> None:
 
 
 def test_sub_agents_that_take_turns_each_keep_their_row() -> None:
-    rows = rows_of(
+    rows = build_rows(
         trajectory(
             step("a1", ids=[1], response=[2]),
             step("b1", index=1, ids=[10], response=[11]),
@@ -64,7 +64,7 @@ def test_sub_agents_that_take_turns_each_keep_their_row() -> None:
 
 
 def test_a_step_joins_the_longest_row_that_its_prompt_begins_with() -> None:
-    rows = rows_of(
+    rows = build_rows(
         trajectory(
             step("a", ids=[1], response=[2]),
             step("b", index=1, ids=[1], response=[2, 3]),
@@ -75,7 +75,7 @@ def test_a_step_joins_the_longest_row_that_its_prompt_begins_with() -> None:
 
 
 def test_what_is_not_trainable_is_context_where_a_later_prompt_has_it() -> None:
-    (row,) = rows_of(
+    (row,) = build_rows(
         trajectory(
             step("a", ids=[1], response=[2]),
             step("b", index=1, ids=[1, 2, 3], response=[4], not_trainable="top_p"),
@@ -87,7 +87,7 @@ def test_what_is_not_trainable_is_context_where_a_later_prompt_has_it() -> None:
 
 
 def test_an_orphan_is_not_trained() -> None:
-    rows = rows_of(
+    rows = build_rows(
         trajectory(
             step("a", ids=[1], response=[2], request_hash=b"h"),
             step("b", index=1, ids=[1], response=[3], request_hash=b"h"),
@@ -98,26 +98,26 @@ def test_an_orphan_is_not_trained() -> None:
 
 
 def test_the_first_id_of_a_row_is_never_trained() -> None:
-    (row,) = rows_of(trajectory(step("a", ids=[], response=[2, 3])))
+    (row,) = build_rows(trajectory(step("a", ids=[], response=[2, 3])))
     assert trained(row) == [3]
 
 
 def test_prompts_that_are_stored_as_deltas_are_whole() -> None:
     first = step("a", ids=list(range(40)), response=[60, 61])
     second = child("b", first, [*range(40), 60, 61], [70])
-    (row,) = rows_of(trajectory(first, msgspec.structs.replace(second, segments=[sampled(2)])))
+    (row,) = build_rows(trajectory(first, msgspec.structs.replace(second, segments=[sampled(2)])))
     assert ids(row) == [*range(40), 60, 61, 70, 8, 9]
     assert trained(row) == [60, 61, 8, 9]
 
 
 def test_segments_give_the_version_of_each_token() -> None:
     segments = [sampled(4), sampled(5, first_token=2), sampled(6, first_token=3)]
-    (row,) = rows_of(trajectory(step("a", ids=[1], response=[2, 3, 4, 5, 6], segments=segments)))
+    (row,) = build_rows(trajectory(step("a", ids=[1], response=[2, 3, 4, 5, 6], segments=segments)))
     assert row.versions.tolist() == [-1, 4, 4, 5, 6, 6]
 
 
 def test_the_temperature_is_that_of_the_step() -> None:
-    (row,) = rows_of(
+    (row,) = build_rows(
         trajectory(
             step("a", ids=[1], response=[2], sampling='{"temperature": 0.7}'),
             step("b", index=1, ids=[1, 2, 3], response=[4], sampling='{"max_tokens": 5}'),
@@ -127,7 +127,7 @@ def test_the_temperature_is_that_of_the_step() -> None:
 
 
 def test_generated_tokens_are_counted_whether_they_are_trained_or_not() -> None:
-    (row,) = rows_of(trajectory(step("a", ids=[1, 2], response=[3, 4, 5])))
+    (row,) = build_rows(trajectory(step("a", ids=[1, 2], response=[3, 4, 5])))
     masked = Row(
         row.ids, np.zeros_like(row.trainable), row.behaviour, row.versions, row.temperatures
     )
@@ -135,7 +135,7 @@ def test_generated_tokens_are_counted_whether_they_are_trained_or_not() -> None:
 
 
 def problem(**fields: Any) -> str | None:
-    return problem_of(trajectory(step("a", **fields)))
+    return find_training_problem(trajectory(step("a", **fields)))
 
 
 def test_plain_sampling_is_no_problem() -> None:
@@ -156,13 +156,13 @@ def test_truncated_sampling_is_refused(setting: str) -> None:
 )
 def test_a_logprob_that_cannot_be_is_refused(logprob: float, says: str) -> None:
     one = msgspec.structs.replace(step("a"), response_logprobs=pack_logprobs([-0.5, logprob]))
-    told = problem_of(trajectory(one))
+    told = find_training_problem(trajectory(one))
     assert told is not None and says in told
 
 
 def test_rounding_above_zero_is_no_problem() -> None:
     rounded = msgspec.structs.replace(step("a"), response_logprobs=pack_logprobs([-0.5, 5e-5]))
-    assert problem_of(trajectory(rounded)) is None
+    assert find_training_problem(trajectory(rounded)) is None
 
 
 def test_greedy_decoding_is_refused() -> None:
@@ -182,4 +182,4 @@ def test_a_trajectory_without_targets_says_why() -> None:
 
 def test_what_is_wrong_with_the_trajectory_comes_first() -> None:
     found = trajectory_of(step("a"), end(steps=2))
-    assert problem_of(found) == "2 Steps were counted at its end, 1 are in the log"
+    assert find_training_problem(found) == "2 Steps were counted at its end, 1 are in the log"

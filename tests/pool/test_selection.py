@@ -150,13 +150,13 @@ def test_a_scan_passes_over_what_transactions_leave(log: Connection) -> None:
 
 @pytest.mark.broker
 def test_a_tag_has_a_topic_of_its_own(log: Connection) -> None:
-    assert topics.create_twin(log, "second") is True
-    assert topics.create_twin(log, "second") is False
+    assert topics.create_rewarded_topic(log, "second") is True
+    assert topics.create_rewarded_topic(log, "second") is False
     found = topics.check(log)
     assert found["rewarded.second"] == found[REWARDED]
     with pytest.raises(
         Fatal, match=r"rewarded\.third not found .* `steplog replay rescore --into`"
     ):
-        topics.check_twin(found, log, topics.rewarded_topic("third"))
+        topics.check_rewarded_topic(found, log, topics.rewarded_topic("third"))
     with pytest.raises(Fatal, match=r"small letters, digits and dashes"):
         topics.rewarded_topic("Über.alles")

@@ -36,7 +36,7 @@ def make(
     topic = NewTopic(connection.topic_name(name), partitions, 1, config=dict(config or {}))
     for future in admin.create_topics([topic]).values():
         future.result(60)
-    while name not in topics.find(connection):
+    while name not in topics.find_topics(connection):
         pass
 
 
@@ -48,7 +48,7 @@ def config(connection: Connection, name: str) -> dict[str, str]:
 
 
 def partitions(connection: Connection) -> dict[str, int]:
-    return {name: found.partitions for name, found in topics.find(connection).items()}
+    return {name: found.partitions for name, found in topics.find_topics(connection).items()}
 
 
 def test_creating_makes_every_topic_and_checks_them(connection: Connection) -> None:
@@ -67,9 +67,9 @@ def test_creating_makes_every_topic_and_checks_them(connection: Connection) -> N
 
 def test_creating_again_changes_nothing(connection: Connection) -> None:
     topics.create(connection, partitions=2)
-    before = topics.find(connection)
+    before = topics.find_topics(connection)
     assert topics.create(connection, partitions=7) == []
-    assert topics.find(connection) == before
+    assert topics.find_topics(connection) == before
 
 
 @pytest.mark.parametrize(("twin", "other"), [(STEPS, REWARDED), (REWARDED, STEPS)])
@@ -109,7 +109,7 @@ def test_topics_are_kept_as_declared(connection: Connection) -> None:
 def test_two_prefixes_share_a_cluster(connection: Connection) -> None:
     other = connection.model_copy(update={"topic_prefix": connection.topic_prefix + "other."})
     topics.create(connection, partitions=1)
-    assert topics.find(other) == {}
+    assert topics.find_topics(other) == {}
     topics.create(other, partitions=2)
     assert partitions(connection)[STEPS] == 1
 
@@ -148,7 +148,7 @@ def test_a_topic_that_refuses_our_largest_record_is_refused(connection: Connecti
 def test_more_copies_than_brokers_are_refused_in_words(connection: Connection) -> None:
     with pytest.raises(Fatal, match=rf"topic {connection.topic_prefix}\S+ was not created: "):
         topics.create(connection, replication=3)
-    assert topics.find(connection) == {}
+    assert topics.find_topics(connection) == {}
 
 
 def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

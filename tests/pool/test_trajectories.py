@@ -1,6 +1,6 @@
 import pytest
 
-from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
+from pool.core.trajectories import StrayReason, StrayRecord, Trajectory, TrajectoryAssembler
 from schemas import Position, Record, ScoredGroup
 from tests.pool.records import (
     at,
@@ -119,7 +119,7 @@ def test_a_trajectory_without_steps_is_its_end() -> None:
 
 def test_an_end_that_counts_steps_of_a_trajectory_that_is_not_open_is_late() -> None:
     [item] = feed(TrajectoryAssembler(), log(end(steps=1)))
-    assert item == StrayRecord(at(0, end(steps=1)), "late", "its trajectory is not open")
+    assert item == StrayRecord(at(0, end(steps=1)), "late", StrayReason.TRAJECTORY_NOT_OPEN)
 
 
 def test_a_trajectory_is_whole_with_as_many_distinct_steps_as_its_end_says() -> None:

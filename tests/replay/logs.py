@@ -7,7 +7,7 @@ import msgspec
 
 from pool import topics
 from pool.connection import Connection
-from pool.core.trajectories import annotated
+from pool.core.trajectories import annotate
 from pool.topics import REWARDED, STEPS
 from replay.export.command import export
 from replay.settings import ExportSettings
@@ -51,7 +51,7 @@ def _rewarded(record: Record, place: Position) -> Record:
     if getattr(record, "end_id", "") == "end-t":
         opinion = Reward(name="exact", version="2", value=0.5, weight=1.0)
         extra = {"rewards": [opinion, Reward(name="judge", version="b", value=None)]}
-    return annotated(record, place, **extra)
+    return annotate(record, place, **extra)
 
 
 def posted() -> ScoredGroup:

@@ -54,7 +54,7 @@ class Log:
         self.uid = uuid.uuid4().hex
         self.group = f"{GROUP}-{connection.topic_prefix}"
         topics.create(connection, partitions=2)
-        topics.create_twin(connection, "second")
+        topics.create_rewarded_topic(connection, "second")
         gone = [
             step(f"{self.uid}-0", self.uid, "acme/p", tenant="acme"),
             end(self.uid, "acme/p", metadata=f'{{"who": "{self.uid}"}}'),
@@ -143,7 +143,7 @@ def everything(connection: Connection) -> dict[tuple[str, int, int], Any]:
     """Every record with all that a reader sees of it, by its place."""
     return {
         (name, m.partition, m.offset): (m.key, m.value, m.headers, m.timestamp)
-        for name in topics.find(connection)
+        for name in topics.find_topics(connection)
         for m in messages(connection, name)
     }
 
@@ -208,7 +208,7 @@ def test_consumers_go_on_with_the_copy(log: Log) -> None:
 def test_a_tenant_goes_with_all_that_names_it(log: Log) -> None:
     told = log.delete(tenant="acme", dry_run=True, into_prefix=None)
     assert f"{log.connection.topic_name(STEPS)}: 4 records would go" in told
-    assert topics.find(log.copy) == {}
+    assert topics.find_topics(log.copy) == {}
     log.delete(tenant="acme")
     left = repr(everything(log.copy).values())
     assert "acme" not in left
@@ -283,7 +283,7 @@ def test_the_original_leaves_the_disk(log: Log, kafka: local_kafka.Broker) -> No
     """Brokers keep files for a minute after a topic is deleted."""
     assert folders(kafka, log.connection)
     log.delete(trajectory=(log.uid,), and_delete_original=True)
-    until(lambda: topics.find(log.connection) == {}, lambda: time.sleep(0.1))
+    until(lambda: topics.find_topics(log.connection) == {}, lambda: time.sleep(0.1))
     until(lambda: not folders(kafka, log.connection), lambda: time.sleep(1), limit=240)
     assert folders(kafka, log.copy)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from pool import topics
 from pool.connection import Connection
 from pool.core.groups import GroupRules
-from pool.core.trajectories import annotated
+from pool.core.trajectories import annotate
 from pool.topics import REWARDED, STEPS
 from replay.diff.command import compare, diff
 from replay.diff.comparison import ChangedGroup, Comparer, Comparison, fill, signs
@@ -77,14 +77,14 @@ def rewarded(records: Iterable[tuple[Record, object]], rewards: Mapping[str, int
         if isinstance(record, TrajectoryEnd):
             value = float(rewards[uid])
             fields = {"reward": value, "rewards": [Reward(name="f", version="1", value=value)]}
-        found.append(annotated(record, place, **fields))  # type: ignore[arg-type]
+        found.append(annotate(record, place, **fields))  # type: ignore[arg-type]
     return found
 
 
 @pytest.fixture
 def log(connection: Connection) -> Connection:
     topics.create(connection, partitions=2)
-    topics.create_twin(connection, "other")
+    topics.create_rewarded_topic(connection, "other")
     made: list[Record] = []
     for uid in sorted({*OLD, *NEW}):
         made += [step(f"{uid}-0", uid, uid[0]), end(uid, uid[0], group_size=2)]

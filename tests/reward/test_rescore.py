@@ -13,7 +13,7 @@ from pool.connection import Connection
 from pool.core.groups import Group, GroupAssembler, GroupRules
 from pool.core.progress import Received
 from pool.producers.sender import producer_options
-from pool.topics import DEAD_LETTERS, REWARDED, STEPS, TRAJECTORIES, find
+from pool.topics import DEAD_LETTERS, REWARDED, STEPS, TRAJECTORIES, find_topics
 from reward.rescore import command as rescore
 from reward.settings import RescoreSettings
 from schemas import Feedback, Step, TrajectoryEnd
@@ -137,7 +137,7 @@ def test_killed_in_the_middle_it_goes_on_and_each_trajectory_is_there_once(
     halt.touch()
     process = subprocess.Popen(words, stdout=subprocess.PIPE)
     try:
-        wait_for(lambda: topic in find(log) and len(ends(log, topic)) > 60)
+        wait_for(lambda: topic in find_topics(log) and len(ends(log, topic)) > 60)
     finally:
         process.kill()
         process.communicate()
@@ -185,7 +185,7 @@ def test_what_cannot_be_done_is_one_sentence_and_nothing_is_written(
         Fatal, match=r"offset 2 of partition . of .*steps cannot be read: no schema"
     ):
         run(log, length, into="bad")
-    assert not [topic for topic in find(log) if topic.startswith("rewarded.")]
+    assert not [topic for topic in find_topics(log) if topic.startswith("rewarded.")]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.consumers.transaction import read_offsets
 from pool.core.progress import Received
-from pool.core.trajectories import source
+from pool.core.trajectories import source_position
 from pool.producers.producer import Producer
 from pool.topics import REWARDED, STEPS
 from schemas import Position, Record, Step, TrajectoryEnd
@@ -113,7 +113,7 @@ class Committed:
 
 
 def places(connection: Connection) -> list[TopicPartition]:
-    found = topics.find(connection)[STEPS].partitions
+    found = topics.find_topics(connection)[STEPS].partitions
     return [TopicPartition(connection.topic_name(STEPS), number) for number in range(found)]
 
 
@@ -170,7 +170,7 @@ def assert_rewarded_complete(connection: Connection) -> None:
     copies = Counter(identity(record) for _, record in written)
     assert copies == Counter(dict.fromkeys(read, 1))
     for message, record in written:
-        at = source(Received(record, message.partition, message.offset))
+        at = source_position(Received(record, message.partition, message.offset))
         assert (at, message.partition) == (read[identity(record)], at.partition)
     assert_keys_in_order(record for _, record in written)
 

@@ -7,7 +7,7 @@ import pytest
 
 from schemas import Record, ScoredGroup, Step, TrajectoryEnd
 from schemas.packing import pack_doubles, pack_ids, pack_logprobs
-from schemas.plain import plain
+from schemas.plain import to_plain
 from tests.schemas.samples import FULL, MINIMAL
 
 
@@ -29,7 +29,7 @@ def described(metadata: str) -> TrajectoryEnd:
 
 @pytest.mark.parametrize("record", FULL + MINIMAL, ids=name)
 def test_names_are_the_schemas_and_values_are_json(record: Record) -> None:
-    shown = plain(record)
+    shown = to_plain(record)
     assert list(shown) == list(record.__struct_fields__)
     assert msgspec.json.decode(msgspec.json.encode(shown)) == shown
 
@@ -37,7 +37,7 @@ def test_names_are_the_schemas_and_values_are_json(record: Record) -> None:
 def test_packed_numbers_become_arrays_and_json_becomes_objects() -> None:
     step = FULL[0]
     assert isinstance(step, Step)
-    shown = plain(step)
+    shown = to_plain(step)
     assert shown["prompt_ids"] == [1, 2, 151_643]
     assert shown["response_ids"] == [7, 151_645]
     assert shown["response_logprobs"] == [-0.25, 0.0]
@@ -60,7 +60,7 @@ def test_arrays_of_packed_numbers_become_arrays_of_arrays() -> None:
         advantages=[pack_doubles([0.1])],
         messages='[{"role": "user"}]',
     )
-    shown = plain(group)
+    shown = to_plain(group)
     assert (shown["tokens"], shown["masks"]) == ([[1, 2], []], [[-100, 2], []])
     assert shown["advantages"] == [[0.1]]
     assert shown["ref_logprobs"] is None
@@ -80,7 +80,7 @@ def test_what_is_no_number_stays_what_it_is() -> None:
         response_logprobs=logprobs,
         reward=math.nan,
     )
-    shown = plain(step)
+    shown = to_plain(step)
     assert math.isnan(shown["reward"])
     assert math.isnan(shown["response_logprobs"][0])
     assert shown["response_logprobs"][1] == -math.inf
@@ -88,14 +88,14 @@ def test_what_is_no_number_stays_what_it_is() -> None:
 
 @pytest.mark.parametrize("text", ["", "just words", '{"a": NaN}', '"\\ud800"', "[" * 100_000])
 def test_text_that_is_no_json_stays_text(text: str) -> None:
-    shown = plain(described(text))
+    shown = to_plain(described(text))
     assert shown["metadata"] == text
     msgspec.json.encode(shown)
 
 
 @pytest.mark.parametrize("text", ["null", "1e3", "12345678901234567890123", '"ä"', "[]"])
 def test_any_json_is_shown_as_what_it_says(text: str) -> None:
-    assert plain(described(text))["metadata"] == msgspec.json.decode(text)
+    assert to_plain(described(text))["metadata"] == msgspec.json.decode(text)
 
 
 def test_bytes_that_are_no_whole_numbers_become_hexadecimal() -> None:
@@ -108,4 +108,4 @@ def test_bytes_that_are_no_whole_numbers_become_hexadecimal() -> None:
         masks=[],
         scores=[],
     )
-    assert plain(group)["tokens"] == ["01ff"]
+    assert to_plain(group)["tokens"] == ["01ff"]

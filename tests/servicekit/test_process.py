@@ -11,7 +11,7 @@ from pydantic import BaseModel, SecretStr
 from pool.connection import Connection
 from servicekit.errors import Fatal
 from servicekit.masking import format_settings, mask_settings
-from servicekit.process import listen, stopped_by_signals
+from servicekit.process import listen, stop_on_signals
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_it_listens_on_ipv6() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_ask_it_to_stop(handlers: None, number: signal.Signals) -> None:
-    stop = stopped_by_signals()
+    stop = stop_on_signals()
     assert not stop.is_set()
     os.kill(os.getpid(), number)
     assert stop.wait(60)

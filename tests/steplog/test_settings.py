@@ -235,7 +235,7 @@ def test_help_explains_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert "what to bake with; separated by commas (default: rye)" in text
     assert "one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL (default: PLAINTEXT)" in text
     for name, field in Baker.model_fields.items():
-        assert sources._flag(name) in text
+        assert sources.option_flag(name) in text
         assert " ".join((field.description or "").split()) in text
 
 

@@ -57,7 +57,7 @@ def test_without_the_package_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch)
         Fatal, match=r"Traces need the package .*: pip install 'steplog-rl\[otel\]'$"
     ):
         tracing.start("gateway", True)
-    assert not tracing.is_on()
+    assert not tracing.is_enabled()
 
 
 def test_a_parent_that_is_nonsense_begins_a_new_trace(

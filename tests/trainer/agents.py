@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from pool.connection import Connection
-from pool.core.trajectories import annotated
+from pool.core.trajectories import annotate
 from pool.topics import REWARDED, STEPS
 from schemas import Record, Segment, Step, TrajectoryEnd
 from schemas.packing import pack_ids, pack_logprobs
@@ -66,7 +66,7 @@ def group(
 def submit(connection: Connection, records: Sequence[Record]) -> None:
     """To `steps`, and from there to `rewarded` as a reward worker does."""
     places = write(connection, STEPS, records)
-    copies = [annotated(record, place) for record, place in zip(records, places, strict=True)]
+    copies = [annotate(record, place) for record, place in zip(records, places, strict=True)]
     write(connection, REWARDED, copies)
 
 

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from pool import topics
 from pool.connection import Connection
-from pool.consumers.membership import members
+from pool.consumers.membership import count_members
 from pool.core.ledger import Ledger
 from pool.topics import LEDGER, POLICY, REWARDED
 from schemas import PolicyVersion
@@ -60,7 +60,7 @@ def test_f8_of_two_trainers_one_works_and_the_other_waits_as_a_spare(
     settings = settings_of(log, tiny_model, tmp_path)
     with living(settings) as first:
         until(lambda: (1, 0) in versions(log, "live"))
-        until(lambda: members(log, f"steplog-trainer-{RUN}") == 1)
+        until(lambda: count_members(log, f"steplog-trainer-{RUN}") == 1)
         with living(settings) as spare:
             submit_groups(log, ["a", "b"])
             until(lambda: (1, 1) in versions(log, "live"))

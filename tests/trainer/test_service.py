@@ -10,7 +10,7 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from pool.core.trajectories import annotated
+from pool.core.trajectories import annotate
 from pool.producers.producer import Producer
 from pool.topics import LEDGER, POLICY, REWARDED
 from schemas import Decision, Outcome, PolicyVersion, Position, Record, TrajectoryEnd
@@ -131,7 +131,7 @@ async def submit_traced(connection: Connection, records: list[Record]) -> list[s
     async with Producer(connection, connection.codec()) as producer:
         for number, record in enumerate(records, 1):
             headers = tracing.headers(f"00-{number:032x}-{number:016x}-01")
-            copy = annotated(record, Position(partition=0, offset=number))
+            copy = annotate(record, Position(partition=0, offset=number))
             await producer.send(REWARDED, key_of(record), copy, headers)
             traces += [f"{number:032x}"] if isinstance(record, TrajectoryEnd) else []
     return traces

@@ -11,8 +11,8 @@ import numpy as np
 
 from pool.core.groups import Group
 from pool.core.ledger import GroupId, group_id
-from pool.core.marks import runs
-from pool.core.rows import Row, rows_of, steps_of
+from pool.core.marks import runs_of
+from pool.core.rows import Row, build_rows, count_target_steps
 from pool.core.trajectories import Trajectory, step_of
 from schemas import DecidedGroup, Decision
 from trainer.algorithm.advantages import Floats, Total, advantages, here
@@ -89,9 +89,9 @@ def make_sample(
 ) -> Sample:
     """`version` is the one that the batch makes."""
     truncated = is_truncated(member)
-    rows = rows_of(member)
+    rows = build_rows(member)
     oldest = version - 1 - limits.max_age
-    if member.is_scored or runs(member) != {limits.run}:
+    if member.is_scored or runs_of(member) != {limits.run}:
         rows = tuple(_of_unknown_age(row, version) for row in rows)
     elif limits.masks_stale:
         rows = tuple(_without(row, (row.versions >= 0) & (row.versions < oldest)) for row in rows)
@@ -101,7 +101,7 @@ def make_sample(
         reward=0.0,
         truncated=truncated,
         rows=rows,
-        steps=steps_of(member),
+        steps=count_target_steps(member),
     )
     if truncated and loss.mask_truncated:
         rows = tuple(_without(row, row.trainable) for row in rows)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from pool.core.groups import TRAIN, Group, Judgement, usable
+from pool.core.groups import TRAIN, Group, Judgement, judge_member
 from pool.core.marks import PolicyMarks
-from pool.core.rows import problem_of
+from pool.core.rows import find_training_problem
 from pool.core.trajectories import Trajectory, step_of
 from schemas import DecidedGroup
 from trainer.deciding.settings import DecidingSettings
@@ -59,12 +59,12 @@ class Judge:
         )
 
     def _member(self, group: Group, member: Trajectory, version: int) -> Judgement:
-        judgement = usable(group, member)
+        judgement = judge_member(group, member)
         if judgement.verdict != "train":
             return judgement
         if member.is_scored and not self._settings.accept_scored:
             return Judgement("invalid", UNASKED)
-        problem = problem_of(member)
+        problem = find_training_problem(member)
         if problem is not None:
             return Judgement("invalid", problem)
         return self._fresh(member, version)

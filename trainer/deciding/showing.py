@@ -1,7 +1,7 @@
 """The state of deciding, for those who watch."""
 
 from pool.core.trajectories import step_of
-from servicekit.metrics import show_lag
+from servicekit.metrics import set_lag
 from trainer import metrics
 from trainer.incarnation import Incarnation
 from trainer.life import now_ms
@@ -20,4 +20,4 @@ def show_state(life: Incarnation) -> None:
     metrics.oldest_open_group.set((now_ms() - min(births)) / 1000 if births else 0)
     for at in life.consumer.offsets():
         metrics.rebuild_offset.labels(str(at.partition)).set(max(at.rebuild, 0))
-    show_lag(life.group, life.topic_name(life.topic), life.consumer.lags())
+    set_lag(life.group, life.topic_name(life.topic), life.consumer.lags())

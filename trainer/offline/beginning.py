@@ -20,7 +20,7 @@ from pool.readers.selection import SelectionSettings, TopicRanges
 from pool.topics import LEDGER, POLICY
 from schemas import Decision, PartitionOffsets, PolicyVersion
 from servicekit.errors import Fatal
-from servicekit.progress_bar import bar
+from servicekit.progress_bar import show_progress
 from servicekit.tokenizer import TokenizerFolder
 from trainer.algorithm.settings import LossSettings
 from trainer.deciding.settings import DecidingSettings
@@ -105,7 +105,7 @@ def _look_over(
     count = 0
     with (
         Dataset(settings, settings.topic, selection, settings.channel) as dataset,
-        bar("looking over", dataset.scan.total) as moved,
+        show_progress("looking over", dataset.scan.total) as moved,
     ):
         for trajectory in dataset:
             check_ids(trajectory, tokenizer)

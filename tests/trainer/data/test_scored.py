@@ -10,7 +10,7 @@ from pool.core.groups import Group, GroupAssembler, GroupRules
 from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
 from pool.core.progress import Received
-from pool.core.rows import rows_of
+from pool.core.rows import build_rows
 from pool.core.trajectories import StrayRecord
 from schemas import Decision, PolicyVersion, ScoredGroup
 from schemas.packing import pack_ids
@@ -81,7 +81,7 @@ def judge(known: PolicyMarks, **fields: Any) -> Judge:
 
 def test_a_posted_sequence_is_one_row_with_its_own_mask_and_logprobs() -> None:
     for member in group_of(posted()).members.values():
-        (row,) = rows_of(member)
+        (row,) = build_rows(member)
         assert row.ids.tolist() == list(TOKENS[:5])  # nothing behind the last sampled id is read
         assert row.trainable.tolist() == [False, True, True, False, True]
         assert row.behaviour.tolist() == [0, -0.25, -0.5, 0, -0.75]
@@ -97,7 +97,7 @@ def test_it_is_trained_only_where_that_is_allowed() -> None:
 def test_it_ages_by_its_own_offset() -> None:
     known = marks(0, 5, 8, 9)
     group = group_of(posted(), offset=7)
-    assert known.group_age(group, 3) == (2, 0)
+    assert {known.age(member, 3) for member in group.members.values()} == {(2, 0)}
     assert judge(known, max_age=2).judge(group, 3).verdict == "train"
     decided = judge(known, max_age=1).judge(group, 3)
     assert {member.verdict for member in decided.members} == {"stale"}
@@ -132,7 +132,7 @@ def test_temperatures_come_from_the_nearest_word() -> None:
             group_overrides='{"temperature": 0.9}',
         )
     )
-    found = [rows_of(member)[0].temperatures[1] for member in group.members.values()]
+    found = [build_rows(member)[0].temperatures[1] for member in group.members.values()]
     assert np.allclose(found, [0.5, 0.7])
 
 

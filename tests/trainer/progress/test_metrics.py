@@ -39,8 +39,8 @@ def test_ages_are_split_into_queue_and_flight() -> None:
 
 
 def test_lag_forgets_partitions_that_went_to_others() -> None:
-    consumer_metrics.show_lag("group", "steps", {0: 5, 1: 7})
-    consumer_metrics.show_lag("group", "steps", {1: 2})
+    consumer_metrics.set_lag("group", "steps", {0: 5, 1: 7})
+    consumer_metrics.set_lag("group", "steps", {1: 2})
     lags = [
         (s.labels["partition"], s.value) for f in consumer_metrics.lag.collect() for s in f.samples
     ]
