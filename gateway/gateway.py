@@ -95,7 +95,7 @@ class Gateway:
         if call is None:
             call = Call(self._recorder, trajectory, request, request_hash, len(body)).start()
         if tracing.is_enabled():
-            tracing.current().tell(**call.ids)
+            tracing.current().set_attributes(**call.ids)
         await deliver(exchange, dialect, call)
 
     def _limited(self, request: Request) -> Request:

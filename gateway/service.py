@@ -153,7 +153,7 @@ async def _open_parts(
                 "tidy": trajectories.tidy_for_ever(),
             }.items()
         ]
-        tasks += [asyncio.create_task(follower.ended()) for follower in followers]
+        tasks += [asyncio.create_task(follower.wait_for_failure()) for follower in followers]
         try:
             yield gateway, tasks
         finally:

@@ -238,15 +238,15 @@ def _check_same(found: Mapping[str, TopicLayout], connection: Connection, name: 
 
 def find_topics(connection: Connection) -> dict[str, TopicLayout]:
     """Our topics that exist, by their names without the prefix."""
-    troubles = ClientErrors(connection)
-    # It is polled for troubles only; they are told by an error, not by log lines.
-    admin = AdminClient(connection.confluent(troubles.note) | {"log_level": 0})
+    client_errors = ClientErrors(connection)
+    # It is polled for client_errors only; they are told by an error, not by log lines.
+    admin = AdminClient(connection.confluent(client_errors.record) | {"log_level": 0})
     try:
-        _connect(admin, troubles)
+        _connect(admin, client_errors)
         metadata = admin.list_topics(timeout=TIMEOUT)
     except KafkaException as error:
         admin.poll(0)
-        raise troubles.failure(
+        raise client_errors.explain(
             f"no broker answers at {connection.bootstrap}",
             error.args[0],
             "start one with `steplog kafka start` or name yours with --bootstrap",
@@ -261,7 +261,7 @@ def find_topics(connection: Connection) -> dict[str, TopicLayout]:
     }
 
 
-def _connect(admin: AdminClient, troubles: ClientErrors) -> None:
+def _connect(admin: AdminClient, client_errors: ClientErrors) -> None:
     """Waits for a first answer, but not when we are refused: librdkafka would go on trying."""
     answer = admin.describe_cluster(request_timeout=TIMEOUT)
     while True:
@@ -270,7 +270,7 @@ def _connect(admin: AdminClient, troubles: ClientErrors) -> None:
             return
         except TimeoutError:
             admin.poll(0)
-            if refusal := troubles.refusal():
+            if refusal := client_errors.access_refusal():
                 raise refusal from None
 
 

@@ -117,7 +117,7 @@ def begin_rescore(connection: Connection, tag: str, plan: RescorePlan, ranges: T
     steps = connection.topic_name(STEPS)
     starts = [
         TopicPartition(steps, number, plan.first[number], Bookmark(span.first).text())
-        for number, span in ranges.earlier(LOOK_BACK).items()
+        for number, span in ranges.extended_back(LOOK_BACK).items()
     ]
     plan_commit = _plan_partition(connection, tag)
     plan_commit.offset = 0

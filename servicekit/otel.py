@@ -80,9 +80,9 @@ class RecordedSpan(Span):
             self.fail(kind.__name__)
         self.end()
 
-    def tell(self, **about: Any) -> None:
+    def set_attributes(self, **attributes: Any) -> None:
         if self._span.is_recording():  # a call may outlive its request's span
-            self._span.set_attributes(_attributes(about))
+            self._span.set_attributes(_attributes(attributes))
 
     def event(self, name: str) -> None:
         if self._span.is_recording():

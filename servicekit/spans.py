@@ -29,7 +29,7 @@ class Span:
     ) -> None:
         pass
 
-    def tell(self, **about: Any) -> None:
+    def set_attributes(self, **attributes: Any) -> None:
         """Adds attributes. Never what an agent or a model said, and no key."""
 
     def event(self, name: str) -> None:

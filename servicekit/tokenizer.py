@@ -29,12 +29,12 @@ class TokenizerFolder:
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
-    def made(self, recorded: str) -> bool:
+    def matches(self, recorded: str) -> bool:
         """Whether it is the one that a Step names; ids that came without a name are taken on trust."""
         return recorded in ("", self._as_it_is) or recorded == self._as_gateways_load_it
 
     def check(self, recorded: str) -> None:
-        if not self.made(recorded):
+        if not self.matches(recorded):
             raise Fatal(f"the tokenizer in {self._folder} {self.difference(recorded)}")
 
     def difference(self, recorded: str) -> str:

@@ -56,7 +56,7 @@ class Incarnation(Life):
 
     def _assembler(self, partition: int) -> GroupAssembler:
         self.assemblers[partition] = GroupAssembler(
-            self._rules, self.ledger.decided(partition), self.ledger.others()
+            self._rules, self.ledger.decided_groups(partition), self.ledger.decided_others()
         )
         return self.assemblers[partition]
 

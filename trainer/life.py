@@ -122,7 +122,7 @@ class Life:
     def forget_before(self, version: int) -> None:
         """Keeps of the ledger what a rebuild, or training again from this version, would need."""
         unseen = [decision.sequence for decision in self.ledger.trained_after(version)]
-        needed = self.ledger.needs()
+        needed = self.ledger.oldest_needed()
         self.ledger.forget_before(
             min([*unseen, self.ledger.sequence, needed or self.ledger.sequence])
         )

@@ -126,7 +126,7 @@ class Loop:
         self._check_engines()
 
     def _check_records(self, decisions: list[Decision]) -> None:
-        lost = self._life.ledger.lost()
+        lost = self._life.ledger.lost_groups()
         groups = [g for d in decisions for g in d.groups if g.verdict == "train"]
         known = [g for g in groups if group_id(g) not in lost]
         gone = asyncio.run(find_lost_groups(self._settings, self._life.topic, known))
@@ -171,7 +171,7 @@ class Loop:
                     raise Stopped
                 self._tend()
             decision = wanted.result()
-            span.tell(sequence=decision.sequence)
+            span.set_attributes(sequence=decision.sequence)
         _tell_decision(decision)
         return decision
 
@@ -201,7 +201,7 @@ class Loop:
             self._progress.reading(*read)
 
     def _train(self, decision: Decision) -> None:
-        lost = self._life.ledger.lost()
+        lost = self._life.ledger.lost_groups()
         trace = tracing.current().traceparent
         order = TrainOrder(self._life.codec.encode(decision), sorted(lost), trace)
         self._orders.give("train", msgspec.msgpack.encode(order))

@@ -89,7 +89,7 @@ class Generator:
         ) as span:
             outcome = await self._attempt(engine, request, prompt, emit)
             sample = outcome.sample
-            span.tell(
+            span.set_attributes(
                 response_model=outcome.model,
                 output_tokens=len(sample.ids),
                 finish_reasons=[sample.finish_reason],

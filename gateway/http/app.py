@@ -84,7 +84,7 @@ class Endpoint:
             f"{method} {self._name}", "server", parent, method=method, route=self._name
         ) as span:
             await self._answer(exchange)
-            span.tell(status=exchange.status)
+            span.set_attributes(status=exchange.status)
             if exchange.status is None or exchange.status >= 500:
                 span.fail(str(exchange.status))
 

@@ -94,7 +94,7 @@ class Log:
             run=record.run,
         ) as span:
             position = await self._write(record, span.traceparent)
-            span.tell(partition=str(position.partition), offset=position.offset)
+            span.set_attributes(partition=str(position.partition), offset=position.offset)
         return position
 
     async def register(self, registration: Registration) -> Position:

@@ -282,7 +282,7 @@ class Trajectories:
         try:
             place = await self._log.register(registration)
             if not self._following.note_own(place):
-                await self._in_time(self._following.seen_before(place))
+                await self._in_time(self._following.wait_until_seen(place))
             known = self._known.get(uid)
             if _digest(uid) in self._closed:
                 raise Conflict(f"trajectory {uid} is completed; a call must open a new one")

@@ -76,7 +76,7 @@ class AssignedPartition(Generic[ItemT]):
         except SchemaError as error:
             self._bury(message, offset, str(error))
             return []
-        self.limiter.good()
+        self.limiter.count_good()
         trace = traceparent_of(message.headers())
         return self.progress.feed(Received(record, self.progress.partition, offset, trace))
 
@@ -111,7 +111,7 @@ class AssignedPartition(Generic[ItemT]):
         return Place(self.topic, self.progress.partition, self.position, text)
 
     def _bury(self, message: Message, offset: int, reason: str) -> None:
-        self.limiter.bad(reason)
+        self.limiter.count_bad(reason)
         if offset >= self.progress.committed:
             letter = DeadLetter(
                 topic=self.topic,

@@ -153,11 +153,11 @@ class Transactions:
         """A producer under our id; whatever its predecessor left open is ended before it returns."""
         deadline = time.monotonic() + self._patience
         while True:
-            troubles = ClientErrors(self._connection)
+            client_errors = ClientErrors(self._connection)
             producer = ConfluentProducer(
                 producer_options(
                     self._connection,
-                    error_cb=troubles.note,
+                    error_cb=client_errors.record,
                     transactional_id=self._id,
                     transaction_timeout_ms=int(TRANSACTION_TIMEOUT * 1000),
                     # The next transaction may begin before the last one's markers are written; the
@@ -173,8 +173,8 @@ class Transactions:
                 if error.fatal():
                     raise Fenced(f"transactional id {self._id}: {error.str()}") from failure
                 producer.poll(0)
-                if troubles.refusal() or time.monotonic() > deadline:
-                    raise troubles.failure(
+                if client_errors.access_refusal() or time.monotonic() > deadline:
+                    raise client_errors.explain(
                         f"no broker at {self._connection.bootstrap} opened transactions for "
                         f"{self._patience:g} s",
                         error,

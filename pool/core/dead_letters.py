@@ -51,10 +51,10 @@ class PoisonLimiter:
         self._bad: deque[int] = deque()
         """The numbers of the bad ones, counted from the first record seen."""
 
-    def good(self) -> None:
+    def count_good(self) -> None:
         self._seen += 1
 
-    def bad(self, reason: str) -> None:
+    def count_bad(self, reason: str) -> None:
         self._seen += 1
         self._bad.append(self._seen)
         while self._bad[0] <= self._seen - self._window:

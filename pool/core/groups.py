@@ -109,7 +109,7 @@ class Group:
         """What came after the member had ended."""
         return [r for r in self.feedback if feedback_of(r).trajectory_uid == member.uid]
 
-    def has(self, feedback: Feedback) -> bool:
+    def has_feedback(self, feedback: Feedback) -> bool:
         """Whether this is a copy of Feedback that counts already."""
         known = (*self.members[feedback.trajectory_uid].feedback, *self.feedback)
         return any(feedback_of(r).feedback_id == feedback.feedback_id for r in known)
@@ -368,7 +368,7 @@ class GroupAssembler:
         # The newest first: a rebuild no longer has those that were decided, and they are older.
         for group in (self._open.get(feedback.prompt_uid), *reversed(waiting)):
             if group is not None and feedback.trajectory_uid in group.members:
-                if group.has(feedback):
+                if group.has_feedback(feedback):
                     return None
                 group.feedback.append(stray.received)
                 return self._close_if_complete(group)

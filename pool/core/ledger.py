@@ -79,7 +79,7 @@ class Ledger:
     def outcome(self, sequence: int) -> Outcome | None:
         return self._outcomes.get(sequence)
 
-    def lost(self) -> set[GroupId]:
+    def lost_groups(self) -> set[GroupId]:
         """Groups that were to be trained and whose records are gone: a later Decision says so."""
         return {
             group_id(group)
@@ -95,7 +95,7 @@ class Ledger:
         self._outcomes = {n: o for n, o in self._outcomes.items() if n >= sequence}
         self._trained = {group: n for group, n in self._trained.items() if n >= sequence}
 
-    def decided(self, partition: int) -> Iterator[tuple[DecidedGroup, int]]:
+    def decided_groups(self, partition: int) -> Iterator[tuple[DecidedGroup, int]]:
         """Groups of a partition that are closed for good, each with the offset committed with it. A
         Decision that did not move the partition names no offset of it: the last one holds."""
         committed = 0
@@ -105,7 +105,7 @@ class Ledger:
                 if group.partition == partition:
                     yield group, max(committed, _behind(group))
 
-    def others(self) -> Iterator[Member]:
+    def decided_others(self) -> Iterator[Member]:
         """Trajectories that are done, outside of groups."""
         for decision in self._decisions.values():
             yield from decision.others
@@ -118,7 +118,7 @@ class Ledger:
             for offsets in decision.offsets
         }
 
-    def needs(self) -> int | None:
+    def oldest_needed(self) -> int | None:
         """sequence of the oldest Decision that a rebuild needs: an assembler remembers its groups, or
         reads its records again."""
         oldest = {

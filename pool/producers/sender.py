@@ -60,12 +60,12 @@ class BaseProducer(ABC):
         self._codec = codec
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
-        self._troubles = ClientErrors(connection)
+        self._client_errors = ClientErrors(connection)
         self._client = ConfluentProducer(
             producer_options(
                 connection,
                 linger_ms=linger_ms,
-                error_cb=self._troubles.note,
+                error_cb=self._client_errors.record,
                 message_timeout_ms=int(timeout * 1000),
                 socket_timeout_ms=SILENCE_MS,
                 **options,
@@ -134,7 +134,7 @@ class BaseProducer(ABC):
             )
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return RecordTooLarge(f"the broker refused the record as too large: {error.str()}")
-        return self._troubles.failure(
+        return self._client_errors.explain(
             f"no broker at {self._connection.bootstrap} acknowledged the record within "
             f"{self._timeout:g} s",
             error,

@@ -39,7 +39,7 @@ class Dataset:
         """Records that are none; the reward worker has put them aside."""
         self.ranges = find_ranges(connection, topic, settings)
         back = LOOK_BACK if topic == STEPS else MEMORY
-        self.scan = Scan(connection, topic, self.ranges.earlier(back))
+        self.scan = Scan(connection, topic, self.ranges.extended_back(back))
         self.spans = self.ranges.spans
         self._selection = Selection(settings, channel)
         self._codec = codec or connection.codec()
@@ -67,14 +67,16 @@ class Dataset:
                 continue
             if began_too_early(item):
                 self.missed += 1
-            elif self._selection.has_item(item):
+            elif self._selection.matches_item(item):
                 yield item
 
-    def posted(self, stray: StrayRecord) -> list[Trajectory]:
+    def posted_trajectories(self, stray: StrayRecord) -> list[Trajectory]:
         """The selected trajectories of a group that was posted as one; of anything else, none."""
         if not isinstance(stray.received.record, ScoredGroup):
             return []
-        return [member for member in trajectories_of(stray.received) if self._selection.has(member)]
+        return [
+            member for member in trajectories_of(stray.received) if self._selection.matches(member)
+        ]
 
     def _records(self) -> Iterator[Received]:
         for message in self.scan:

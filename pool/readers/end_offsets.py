@@ -31,7 +31,7 @@ class EndOffsets:
         it, in a transaction or not."""
         return self._sample(IsolationLevel.READ_UNCOMMITTED)
 
-    def readable(self) -> dict[str, list[int]]:
+    def sample_readable(self) -> dict[str, list[int]]:
         """Where those end who read committed records only."""
         return self._sample(IsolationLevel.READ_COMMITTED)
 
@@ -74,7 +74,7 @@ def wait_until_readable(connection: Connection, topic: str) -> None:
     ends = EndOffsets(connection, topic)
     written = ends.sample()[topic]
     deadline = time.monotonic() + PATIENCE
-    while any(seen < end for seen, end in zip(ends.readable()[topic], written, strict=True)):
+    while any(seen < end for seen, end in zip(ends.sample_readable()[topic], written, strict=True)):
         if time.monotonic() > deadline:
             raise BrokerUnavailable(
                 f"transactions keep readers from the end of {connection.topic_name(topic)} "

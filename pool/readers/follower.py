@@ -2,7 +2,7 @@
 
 A follower reads one topic from its first record and goes on for ever; every record is given to a
 function, in the order of its partition. Processes that share the topic ask it two questions. `sync`:
-have I seen everything that was written before now? `seen_before`: have I seen everything that lies
+have I seen everything that was written before now? `wait_until_seen`: have I seen everything that lies
 before this record, which I wrote myself? The second one mostly costs nothing.
 """
 
@@ -76,7 +76,7 @@ class Follower:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def ended(self) -> None:
+    async def wait_for_failure(self) -> None:
         """Never returns: raises what made following impossible."""
         assert self._task is not None
         await asyncio.wait([self._task])
@@ -95,7 +95,7 @@ class Follower:
         self._own[own.partition].add(own.offset)
         return self._saw_all_before(own)
 
-    async def seen_before(self, own: Position) -> None:
+    async def wait_until_seen(self, own: Position) -> None:
         """Returns when all that lies before a record of our own is applied, or our own as well."""
         while not self.note_own(own):
             await self._next_move()

@@ -91,17 +91,17 @@ class Selection:
             for key, _, value in (condition.partition("=") for condition in settings.where)
         ]
 
-    def has(self, trajectory: Trajectory) -> bool:
+    def matches(self, trajectory: Trajectory) -> bool:
         if self._channel is not None and trajectory.end.channel != self._channel:
             return False
         if self._runs and not runs_of(trajectory) <= self._runs:
             return False
         return self._has_versions(trajectory) and self._has_metadata(trajectory)
 
-    def has_item(self, item: Trajectory | StrayRecord) -> bool:
+    def matches_item(self, item: Trajectory | StrayRecord) -> bool:
         """What stands outside of a trajectory tells its run and channel only."""
         if isinstance(item, Trajectory):
-            return self.has(item)
+            return self.matches(item)
         record = item.received.record
         if self._channel is not None and getattr(record, "channel", None) != self._channel:
             return False
@@ -145,7 +145,7 @@ class TopicRanges(NamedTuple):
     spans: dict[int, OffsetRange]
     low: dict[int, int]
 
-    def earlier(self, back: int) -> dict[int, OffsetRange]:
+    def extended_back(self, back: int) -> dict[int, OffsetRange]:
         """The same, begun so many offsets before, as far as the log goes."""
         return {
             number: OffsetRange(max(self.low[number], span.first - back), span.end)

@@ -55,7 +55,7 @@ def _trajectories(dataset: Dataset, late: LateFeedback) -> Iterator[Trajectory]:
             elif isinstance(item.received.record, Feedback):
                 late.add(item.received)
             else:
-                yield from dataset.posted(item)
+                yield from dataset.posted_trajectories(item)
             if number % LOOK_EVERY == 0:
                 moved(dataset.scan.done)
 

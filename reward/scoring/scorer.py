@@ -90,7 +90,7 @@ class Scorer:
         if self._tokenizer is None:
             return None
         recorded = {step_of(received).tokenizer for received in trajectory.steps}
-        other = next((name for name in recorded if not self._tokenizer.made(name)), None)
+        other = next((name for name in recorded if not self._tokenizer.matches(name)), None)
         return f"the tokenizer {self._tokenizer.difference(other)}" if other else None
 
     def check(self) -> None:

@@ -161,7 +161,7 @@ class RewardWorker:
         if began_too_early(item):
             self.tally["missed"] += 1
             return False
-        return selection.has_item(item)
+        return selection.matches_item(item)
 
     def _is_ours(self, work: WorkItem[Item]) -> bool:
         return self._consumer.assignment(work.assignment.partition) is work.assignment
@@ -193,11 +193,11 @@ class RewardWorker:
         if failure is None:
             if job.results:
                 self._has_scored = True
-                self._limiter.good()
+                self._limiter.count_good()
             return
         if (now := time.monotonic()) >= self._held_until:
             self._held_until = now + PROBATION_S
-        self._limiter.bad(f"reward {failure.name}: {failure.failure}")
+        self._limiter.count_bad(f"reward {failure.name}: {failure.failure}")
 
     def _outputs(self, job: ScoringJob) -> list[Output]:
         item = job.item

@@ -170,7 +170,7 @@ class TrainerLife(Life[Group | UngroupedTrajectory | StrayRecord]):
 
     def __init__(self, disk: TrainerDisk, rules: GroupRules, memory: int) -> None:
         self.rules = rules
-        decided, others = disk.ledger.decided(0), disk.ledger.others()
+        decided, others = disk.ledger.decided_groups(0), disk.ledger.decided_others()
         self.assembler = GroupAssembler(rules, decided, others, memory)
         self.closed: list[tuple[Group, Turn]] = []
         """Overdue groups that were closed, by a Decision that is not committed yet."""

@@ -56,7 +56,7 @@ class Decider:
 
     def _assembler(self, partition: int) -> GroupAssembler:
         self._assemblers[partition] = GroupAssembler(
-            self._rules, self._ledger.decided(partition), self._ledger.others()
+            self._rules, self._ledger.decided_groups(partition), self._ledger.decided_others()
         )
         return self._assemblers[partition]
 

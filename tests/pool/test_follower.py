@@ -120,7 +120,7 @@ async def test_seen_before_waits_for_what_lies_before_our_own_record(log: Connec
             await producer.send(STEPS, "key", step(f"other-{n}"))
             own = await producer.send(STEPS, "key", step(f"own-{n}"))
             async with asyncio.timeout(LIMIT):
-                await follower.seen_before(own)
+                await follower.wait_until_seen(own)
             assert f"other-{n}" in seen.ids
 
 
@@ -182,7 +182,7 @@ async def test_a_failure_is_raised_to_those_who_wait_and_to_those_who_come_later
     log: Connection,
 ) -> None:
     async with Producer(log, CODEC) as producer, following(log, Seen()) as follower:
-        ended = asyncio.create_task(follower.ended())
+        ended = asyncio.create_task(follower.wait_for_failure())
         await write(producer, "poison")
         async with asyncio.timeout(LIMIT):
             for waiting in (follower.sync, lambda: ended, follower.sync):

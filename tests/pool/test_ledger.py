@@ -76,7 +76,7 @@ def test_records_of_other_runs_do_not_count() -> None:
     ledger = Ledger(RUN, [decision(4, group("p", member("a")), run="other")])
     ledger.add(Outcome(run="other", incarnation=1, sequence=4, version=1))
     assert (ledger.sequence, ledger.verdicts.total()) == (0, 0)
-    assert list(ledger.decided(0)) == []
+    assert list(ledger.decided_groups(0)) == []
 
 
 def test_every_trajectory_that_a_decision_names_has_one_verdict() -> None:
@@ -111,8 +111,8 @@ def test_decided_groups_of_a_partition_come_with_the_offset_committed_with_them(
     ledger = Ledger(RUN)
     ledger.add(decision(1, one, two, offsets=[committed(40), committed(70, partition=1)]))
     ledger.add(decision(2, three, offsets=[committed(90)]))
-    assert list(ledger.decided(0)) == [(one, 40), (three, 90)]
-    assert list(ledger.decided(1)) == [(two, 70)]
+    assert list(ledger.decided_groups(0)) == [(one, 40), (three, 90)]
+    assert list(ledger.decided_groups(1)) == [(two, 70)]
 
 
 def test_a_group_is_decided_even_if_its_decision_did_not_move_the_partition() -> None:
@@ -120,7 +120,7 @@ def test_a_group_is_decided_even_if_its_decision_did_not_move_the_partition() ->
     first, second = group("p", member("a", "train", 3, 4)), group("q", member("b", "train", 6, 7))
     ledger = Ledger(RUN, [decision(1, first), decision(2, offsets=[committed(9)])])
     ledger.add(decision(3, second))
-    assert list(ledger.decided(0)) == [(first, 5), (second, 9)]
+    assert list(ledger.decided_groups(0)) == [(first, 5), (second, 9)]
 
 
 def test_trajectories_outside_of_groups_are_done_too() -> None:
@@ -128,12 +128,12 @@ def test_trajectories_outside_of_groups_are_done_too() -> None:
     ledger = Ledger(
         RUN, [decision(1, others=[late]), decision(2, group()), decision(3, others=[other])]
     )
-    assert list(ledger.others()) == [late, other]
+    assert list(ledger.decided_others()) == [late, other]
 
 
 def test_an_empty_ledger_needs_nothing() -> None:
     ledger = Ledger(RUN)
-    assert (ledger.sequence, ledger.needs(), ledger.decision(1)) == (0, None, None)
+    assert (ledger.sequence, ledger.oldest_needed(), ledger.decision(1)) == (0, None, None)
 
 
 def test_a_rebuild_needs_the_decisions_whose_groups_are_remembered() -> None:
@@ -142,20 +142,20 @@ def test_a_rebuild_needs_the_decisions_whose_groups_are_remembered() -> None:
     ledger.add(decision(1, offsets=[committed(1_000)]))
     ledger.add(decision(2, offsets=[committed(5_000)]))
     ledger.add(decision(3, offsets=[committed(far)]))
-    assert ledger.needs() == 2
+    assert ledger.oldest_needed() == 2
     ledger.add(decision(4, offsets=[committed(far + 1)]))
-    assert ledger.needs() == 3
+    assert ledger.oldest_needed() == 3
 
 
 def test_a_rebuild_needs_the_decisions_of_every_partition() -> None:
     ledger = Ledger(RUN)
     ledger.add(decision(1, offsets=[committed(10, partition=1)]))
     ledger.add(decision(2, offsets=[committed(2 * DECIDED_MEMORY)]))
-    assert ledger.needs() == 1
+    assert ledger.oldest_needed() == 1
 
 
 def test_a_rebuild_needs_the_decisions_on_records_that_it_reads_again() -> None:
     ledger = Ledger(RUN)
     ledger.add(decision(1, offsets=[committed(10)]))
     ledger.add(decision(2, offsets=[committed(3 * DECIDED_MEMORY, rebuild=10)]))
-    assert ledger.needs() == 1
+    assert ledger.oldest_needed() == 1

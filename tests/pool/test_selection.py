@@ -51,10 +51,10 @@ def test_a_filter_looks_at_run_channel_versions_and_metadata() -> None:
         {"where": ("seed=8",)},
         {"where": ("task=sums",)},
     ]
-    assert all(Selection(SelectionSettings(**given)).has(made) for given in fits)
-    assert not any(Selection(SelectionSettings(**given)).has(made) for given in differs)
-    assert Selection(SelectionSettings(), channel="val").has(made)
-    assert not Selection(SelectionSettings(), channel="train").has(made)
+    assert all(Selection(SelectionSettings(**given)).matches(made) for given in fits)
+    assert not any(Selection(SelectionSettings(**given)).matches(made) for given in differs)
+    assert Selection(SelectionSettings(), channel="val").matches(made)
+    assert not Selection(SelectionSettings(), channel="train").matches(made)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ class Decisions:
             groups=groups,
             others=verdicts.others,
             offsets=list(offsets),
-            needs=self._life.ledger.needs(),
+            needs=self._life.ledger.oldest_needed(),
             skipped=verdicts.skipped,
             created_at=now_ms(),
             topic=self._life.topic,

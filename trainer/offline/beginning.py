@@ -48,7 +48,7 @@ class Beginning:
             raise Fatal(
                 f"the range holds no trajectory of channel {settings.channel} that is selected"
             )
-        starts = {number: span.first for number, span in ranges.earlier(MEMORY).items()}
+        starts = {number: span.first for number, span in ranges.extended_back(MEMORY).items()}
         return cls(_given(settings), ranges.spans, starts)
 
     @classmethod

@@ -74,15 +74,15 @@ class OfflineLife(Life):
 
         def selects(trajectory: Trajectory) -> bool:
             ended = trajectory.records[-1].offset
-            if ended < first or not self._selection.has(trajectory):
+            if ended < first or not self._selection.matches(trajectory):
                 return False
             check_ids(trajectory, self._tokenizer)
             return True
 
         return GroupAssembler(
             self._settings.group_rules(),
-            self.ledger.decided(partition),
-            self.ledger.others(),
+            self.ledger.decided_groups(partition),
+            self.ledger.decided_others(),
             selects=selects,
         )
 

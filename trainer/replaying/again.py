@@ -73,7 +73,7 @@ def train_again(settings: ReplayStepSettings, past: Past, rebuilt: Rebuilt) -> A
     if threads is not None:
         torch.set_num_threads(threads)
     training = _training(settings, start, chain)
-    lost = past.ledger.lost()
+    lost = past.ledger.lost_groups()
     console = Console(stderr=True)
     for decision in track(
         chain, "training again", console=console, transient=True, disable=not console.is_terminal

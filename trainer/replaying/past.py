@@ -68,7 +68,7 @@ class Past:
         return found
 
     def rebuild(self, decision: Decision) -> Rebuilt:
-        lost, made_with = self.ledger.lost(), settings_of(decision)
+        lost, made_with = self.ledger.lost_groups(), settings_of(decision)
         groups = shares(decision, lost, 0, 1)
         read = read_groups(self._connection, self._codec, decision.topic, groups)
         batch = make_batch(decision, asyncio.run(read), made_with.loss, made_with.limits)
@@ -83,7 +83,7 @@ class Past:
         )
 
     def _check_kept(self, decisions: Sequence[Decision]) -> None:
-        lost, topic = self.ledger.lost(), decisions[0].topic
+        lost, topic = self.ledger.lost_groups(), decisions[0].topic
         groups = {group_id(g): g for d in decisions for g in shares(d, lost, 0, 1)}
         versions = {group_id(g): d.version for d in decisions for g in d.groups}
         if not groups:

@@ -156,5 +156,5 @@ def test_a_decided_group_is_not_handed_out_again() -> None:
     group = group_of(posted())
     decided = judge(marks(0)).judge(group, 0)
     ledger = Ledger(RUN, [Decision(run=RUN, incarnation=1, sequence=1, groups=[decided])])
-    again = GroupAssembler(GroupRules(), ledger.decided(0), ledger.others())
+    again = GroupAssembler(GroupRules(), ledger.decided_groups(0), ledger.decided_others())
     assert again.feed(Received(posted(), 0, 7)) is None
