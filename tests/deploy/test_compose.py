@@ -1,4 +1,4 @@
-"""docker-compose.yml without a Docker engine: its form, and whether its parts fit each other and us."""
+"""docker-compose.yml, checked without a Docker engine: its form, and whether its services fit."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ from steplog.cli import make_parser
 from steplog.commands import Command, find_command
 from steplog.settings import SERVICES as SETTINGS
 from steplog.settings import load, settings_class
-from tests.deploy.composed import COMPOSE, FILE, ROOT, SERVICES, names, variables, words
+from tests.deploy.compose_file import COMPOSE, FILE, ROOT, SERVICES, names, variables, words
 
 OURS = [name for name in SERVICES if words(name)[:1] == ["steplog"]]
 LISTENING = [name for name in OURS if name != "topics"]
@@ -31,9 +31,9 @@ def command_of(service: str) -> Command:
 
 
 def settings_of(service: str) -> Any:
-    """As the process itself reads them."""
-    command, said = command_of(service), words(service)[1:]
-    namespace = make_parser(said).parse_args(said)
+    """The settings as the process itself reads them."""
+    command, arguments = command_of(service), words(service)[1:]
+    namespace = make_parser(arguments).parse_args(arguments)
     environ = {key: str(value) for key, value in SERVICES[service]["environment"].items()}
     return load(settings_class(command.service), command.service, namespace, environ)
 
@@ -49,21 +49,21 @@ def test_it_follows_the_compose_specification() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_ours_are_there() -> None:
+def test_every_service_of_steplog_is_there() -> None:
     assert {command_of(name).service for name in OURS} == {
         "topics", "gateway", "reward", "train", "monitor",
     }  # fmt: skip
     assert "version" not in COMPOSE
-    assert not any("container_name" in about for about in SERVICES.values())
+    assert not any("container_name" in service for service in SERVICES.values())
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_dependencies_are_there_and_can_be_waited_for(service: str) -> None:
-    for name, about in SERVICES[service].get("depends_on", {}).items():
+def test_dependencies_exist_and_have_the_awaited_condition(service: str) -> None:
+    for name, dependency in SERVICES[service].get("depends_on", {}).items():
         assert name in SERVICES
-        if about["condition"] == "service_healthy":
+        if dependency["condition"] == "service_healthy":
             assert "healthcheck" in SERVICES[name]
-        if about["condition"] == "service_completed_successfully":
+        if dependency["condition"] == "service_completed_successfully":
             assert SERVICES[name]["restart"] == "no"
         needed = set(SERVICES[name].get("profiles", []))
         own = set(SERVICES[service].get("profiles", []))
@@ -86,7 +86,7 @@ def test_the_broker_is_the_one_that_tests_run_on() -> None:
     assert SERVICES["kafka"]["image"] == f"apache/kafka:{version}"
 
 
-def test_the_broker_takes_our_largest_records() -> None:
+def test_the_broker_accepts_the_largest_records() -> None:
     environment = SERVICES["kafka"]["environment"]
     assert int(environment["KAFKA_MESSAGE_MAX_BYTES"]) == MAX_MESSAGE_BYTES
     assert int(environment["KAFKA_REPLICA_FETCH_MAX_BYTES"]) == MAX_MESSAGE_BYTES
@@ -124,20 +124,20 @@ def test_only_loopback_is_published(service: str) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_it_keeps_house(service: str) -> None:
-    about = SERVICES[service]
-    assert about["init"] is True
-    assert about["cap_drop"] == ["ALL"]
-    assert about["security_opt"] == ["no-new-privileges:true"]
-    assert about["logging"]["options"].keys() == {"max-size", "max-file"}
-    assert "mem_limit" in about
+def test_a_service_is_confined_and_has_limits(service: str) -> None:
+    definition = SERVICES[service]
+    assert definition["init"] is True
+    assert definition["cap_drop"] == ["ALL"]
+    assert definition["security_opt"] == ["no-new-privileges:true"]
+    assert definition["logging"]["options"].keys() == {"max-size", "max-file"}
+    assert "mem_limit" in definition
     if service != "topics":
-        assert {"healthcheck", "stop_grace_period"} <= about.keys()
+        assert {"healthcheck", "stop_grace_period"} <= definition.keys()
 
 
 @pytest.mark.parametrize("service", OURS)
 def test_a_service_can_read_its_settings(service: str) -> None:
-    """An unknown variable of ours is an error there, so it is one here."""
+    """Loading fails on an unknown STEPLOG_ variable, as it does in the container."""
     assert settings_of(service).bootstrap == "kafka:19092"
 
 
@@ -150,7 +150,7 @@ def test_ports_are_those_of_the_settings(service: str) -> None:
 
 
 @pytest.mark.parametrize("service", OURS)
-def test_urls_lead_to_services(service: str) -> None:
+def test_urls_point_to_services(service: str) -> None:
     known = {name for one in SERVICES for name in names(one)}
     for value in SERVICES[service]["environment"].values():
         for host in re.findall(r"https?://([\w-]+)", str(value)):
@@ -163,12 +163,12 @@ def test_a_gateway_is_given_time_to_drain() -> None:
 
 
 def test_reward_workers_can_be_scaled() -> None:
-    assert "ports" not in SERVICES["reward"], "two cannot have one port of the host"
-    assert "$(hostname)" in words("reward")[-1], "each has a transactional id of its own"
+    assert "ports" not in SERVICES["reward"], "replicas cannot share a port of the host"
+    assert "$(hostname)" in words("reward")[-1], "each replica needs its own transactional id"
 
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
-def test_engine_and_trainer_agree_on_how_weights_travel(profile: str) -> None:
+def test_engine_and_trainer_use_the_same_weight_transport(profile: str) -> None:
     from trainer.weights.plugin import ENGINES
 
     settings = settings_of(f"trainer-{profile}")
@@ -199,7 +199,7 @@ def test_the_dockerfile_has_the_stage(service: str) -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_what_is_mounted_exists(service: str) -> None:
     for volume in SERVICES[service].get("volumes", []):
-        if isinstance(volume, dict):  # the user's model: Docker says so when it is not there
+        if isinstance(volume, dict):  # the user's model: Docker reports a missing folder
             assert volume["bind"] == {"create_host_path": False}
         elif volume.startswith("."):
             assert (ROOT / volume.partition(":")[0]).exists()
@@ -211,23 +211,24 @@ def test_what_is_mounted_exists(service: str) -> None:
 def test_the_example_of_env_has_every_variable_with_its_default() -> None:
     example = dict(ENV_LINE.findall((ROOT / ".env.example").read_text()))
     assert example.pop("COMPOSE_PROFILES").split(",") == ["cpu", "observability", "ui"]
-    asked = variables()
-    assert asked.keys() == example.keys()
-    different = {name for name in asked if asked[name] != example[name]}
+    defaults = variables()
+    assert defaults.keys() == example.keys()
+    different = {name for name in defaults if defaults[name] != example[name]}
     assert different <= {"MAX_MODEL_LEN"}, "it has two defaults, one for each profile"
 
 
 def test_the_profiles_of_the_example_exist() -> None:
-    profiles = {name for about in SERVICES.values() for name in about.get("profiles", [])}
+    profiles = {name for service in SERVICES.values() for name in service.get("profiles", [])}
     assert profiles == {"cpu", "gpu", "observability", "ui"}
 
 
-def test_the_build_sees_every_package() -> None:
+def test_the_build_context_has_every_package_and_project_file() -> None:
     kept = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     assert all((ROOT / path).exists() for path in kept)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
     assert {name.rstrip("*") for name in packages} <= set(kept)
+    assert {project["project"]["readme"], *project["project"]["license-files"]} <= set(kept)
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile(), re.MULTILINE)
     assert {one for line in copied for one in line.split() if one != "."} <= set(kept)
 
@@ -236,15 +237,17 @@ def dockerfile() -> str:
     return (ROOT / "deploy" / "Dockerfile").read_text()
 
 
-def test_nothing_of_ours_runs_as_root() -> None:
+def test_no_image_runs_as_root() -> None:
     bodies = re.split(r"^FROM \S+ AS ", dockerfile(), flags=re.MULTILINE)[1:]
     final = {body.split()[0]: body for body in bodies}
-    for target in {about["build"]["target"] for about in SERVICES.values() if "build" in about}:
+    for target in {
+        service["build"]["target"] for service in SERVICES.values() if "build" in service
+    }:
         users = re.findall(r"^USER (\S+)$", final[target], re.MULTILINE)
         assert users[-1:] == ["10001"], target
 
 
-def test_the_engines_image_is_the_vllm_that_we_know() -> None:
+def test_the_engine_image_has_the_pinned_vllm() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (version,) = re.findall(r"vllm==([\d.]+)", " ".join(project["optional-dependencies"]["gpu"]))
     assert f"vllm/vllm-openai:v{version}\n" in dockerfile()

@@ -1,4 +1,4 @@
-"""Alerts and dashboards ask for metrics that exist, from targets that exist."""
+"""Alerts and dashboards query metrics that exist, and Prometheus scrapes targets that exist."""
 
 import json
 import re
@@ -17,7 +17,7 @@ import reward.metrics
 import servicekit.metrics
 import trainer.metrics
 from steplog.settings import settings_class
-from tests.deploy.composed import ROOT, SERVICES, names, read
+from tests.deploy.compose_file import ROOT, SERVICES, names, read
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 GRAFANA = ROOT / "deploy" / "grafana"
@@ -30,7 +30,7 @@ OF_VLLM = {
     "vllm:prompt_tokens_total",
     "vllm:kv_cache_usage_perc",
 }
-"""As vLLM 0.32 exports them."""
+"""Names as exported by vLLM 0.32."""
 PARTS = {
     "counter": ("_total",),
     "gauge": ("",),
@@ -38,11 +38,11 @@ PARTS = {
     "summary": ("_sum", "_count"),
 }
 PORTS = {"gateway": "gateway", "reward": "reward", "trainer": "train", "monitor": "monitor"}
-"""Jobs of ours, and whose settings they have."""
+"""steplog's Prometheus jobs, and the service whose settings have the port."""
 
 
 def exported(module: ModuleType) -> Iterator[tuple[str, set[str]]]:
-    """The series of a module's metrics, with their labels."""
+    """The series that a module's metrics export, with their labels."""
     for found in vars(module).values():
         for one in found.values() if isinstance(found, dict) else (found,):
             if isinstance(one, MetricWrapperBase):
@@ -51,7 +51,7 @@ def exported(module: ModuleType) -> Iterator[tuple[str, set[str]]]:
                     yield family.name + part, set(one._labelnames)
 
 
-def known() -> dict[str, set[str]]:
+def exported_series() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     modules = (gateway.metrics, reward.metrics, trainer.metrics, servicekit.metrics)
     for name, labels in (pair for module in modules for pair in exported(module)):
@@ -61,7 +61,7 @@ def known() -> dict[str, set[str]]:
     return found | {name: set() for name in OF_PROMETHEUS | OF_VLLM}
 
 
-KNOWN = known()
+KNOWN = exported_series()
 
 
 def selectors(expression: str) -> list[promql_parser.VectorSelector]:
@@ -79,11 +79,11 @@ def selectors(expression: str) -> list[promql_parser.VectorSelector]:
 
 
 def check(expression: str) -> None:
-    """It parses, and names what is exported, by labels that are there."""
+    """The expression parses, and uses only exported metrics and their labels."""
     found = selectors(expression)
     assert found, expression
     for one in found:
-        assert one.name in KNOWN, f"nobody exports {one.name}"
+        assert one.name in KNOWN, f"no service exports {one.name}"
         labels = {matcher.name for matcher in one.matchers.matchers}
         assert labels <= KNOWN[one.name] | {"job", "instance"}, expression
 
@@ -94,30 +94,30 @@ def rules() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: str(rule["alert"]))
-def test_an_alert_asks_for_what_is_exported(rule: dict[str, Any]) -> None:
+def test_an_alert_uses_exported_metrics(rule: dict[str, Any]) -> None:
     check(rule["expr"])
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert rule["annotations"]["summary"]
     assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
 
 
-def test_no_alert_has_the_name_of_another() -> None:
+def test_alert_names_are_unique() -> None:
     alerts = [rule["alert"] for rule in rules()]
     assert len(alerts) == len(set(alerts))
 
 
-def test_every_alert_has_a_place_that_says_what_to_do() -> None:
-    """Its row stands under the heading that its runbook names."""
+def test_every_alert_has_a_row_in_its_runbook() -> None:
+    """The row is below the heading to which the runbook annotation links."""
     for rule in rules():
         page, _, anchor = rule["annotations"]["runbook"].partition("#")
         text = (ROOT / page).read_text()
-        (part,) = re.findall(rf"^### {anchor}$(.*?)(?=^#|\Z)", text, re.M | re.S | re.I)
-        rows = re.findall(rf"^\| `{rule['alert']}` \| (.+) \| (.+) \|$", part, re.MULTILINE)
+        (section,) = re.findall(rf"^### {anchor}$(.*?)(?=^#|\Z)", text, re.M | re.S | re.I)
+        rows = re.findall(rf"^\| `{rule['alert']}` \| (.+) \| (.+) \|$", section, re.MULTILINE)
         assert len(rows) == 1, rule["alert"]
 
 
-def test_lag_is_taken_from_the_monitor_alone() -> None:
-    """The consumers export the same name: a sum over both would count twice."""
+def test_lag_is_taken_only_from_the_monitor() -> None:
+    """Consumers export the same metric, so a sum over both would count records twice."""
     text = (PROMETHEUS / "alerts.yml").read_text()
     for file in DASHBOARDS:
         text += file.read_text().replace('\\"', '"')
@@ -127,9 +127,9 @@ def test_lag_is_taken_from_the_monitor_alone() -> None:
 def test_the_labels_of_an_annotation_survive_its_expression() -> None:
     for rule in rules():
         text = " ".join(rule["annotations"].values())
-        wanted = set(re.findall(r"\$labels\.(\w+)", text))
+        used = set(re.findall(r"\$labels\.(\w+)", text))
         for kept in re.findall(r"(?:sum|max) by \(([^)]*)\)", rule["expr"]):
-            assert wanted <= set(kept.split(", ")), rule["alert"]
+            assert used <= set(kept.split(", ")), rule["alert"]
 
 
 def targets(job: dict[str, Any]) -> list[tuple[str, int]]:
@@ -153,7 +153,7 @@ def test_every_target_is_a_service_on_its_port() -> None:
 
 
 @pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: str(file.stem))
-def test_a_dashboard_asks_for_what_is_exported(file: Path) -> None:
+def test_a_dashboard_uses_exported_metrics(file: Path) -> None:
     dashboard = json.loads(file.read_text())
     (source,) = read(GRAFANA / "provisioning" / "datasources" / "prometheus.yaml")["datasources"]
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]

@@ -1,6 +1,6 @@
-"""Runs Python as `python FILE` would, in copies of a process that has imported the clients already.
+"""Runs Python code as `python FILE` would, in forks of a process that has already imported the clients.
 
-Importing them takes seconds, and a page has a block for every thing that an agent can do.
+Importing them takes seconds, and the pages have many blocks that use them.
 """
 
 import json
@@ -23,10 +23,10 @@ class Interpreter:
         )
 
     def run(self, text: str, folder: Path, environ: Mapping[str, str], output: Path) -> int:
-        """The exit status; what was printed is in `output`."""
+        """Returns the exit status; stdout and stderr go to the file `output`."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        asked = {"text": text, "folder": str(folder), "environ": dict(environ), "to": str(output)}
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        job = {"text": text, "folder": str(folder), "environ": dict(environ), "to": str(output)}
+        self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
@@ -46,17 +46,17 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def _run(asked: dict[str, Any]) -> int:
-    handle = os.open(asked["to"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def _run(job: dict[str, Any]) -> int:
+    handle = os.open(job["to"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    os.chdir(asked["folder"])
+    os.chdir(job["folder"])
     os.environ.clear()
-    os.environ.update(asked["environ"])
+    os.environ.update(job["environ"])
     sys.path.insert(0, "")
     status = 0
     try:
-        exec(compile(asked["text"], "<block>", "exec"), {"__name__": "__main__"})
+        exec(compile(job["text"], "<block>", "exec"), {"__name__": "__main__"})
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:

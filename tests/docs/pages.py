@@ -21,30 +21,30 @@ class Block(NamedTuple):
     language: str
     text: str
     answers: str | None
-    """JSON: the texts that the engine is to say to this block."""
+    """JSON list of the texts with which the stub engine answers this block."""
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
     @property
     def file(self) -> str | None:
-        """The file that the block is, if its first line is a comment with just a name."""
-        named = FILE_NAME.match(self.text.partition("\n")[0])
-        return named[1] if named else None
+        """The file that the block defines, if its first line is a comment with only a file name."""
+        match = FILE_NAME.match(self.text.partition("\n")[0])
+        return match[1] if match else None
 
     @property
     def commands(self) -> str:
-        """The shell's part: of a console, what follows the prompts."""
+        """The commands to run: in a console block, the lines that follow a prompt."""
         if self.language != "console":
             return self.text
         return "".join(line[2:] for line in self.text.splitlines(True) if line.startswith("$ "))
 
 
-def blocks(page: Path) -> Iterator[Block]:
+def parse_blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
-    for found in FENCE.finditer(text):
-        indent = len(found["indent"])
-        lines = [line[indent:] for line in found["text"].splitlines(True)]
-        place = text.count("\n", 0, found.start("language")) + 1
-        yield Block(page, place, found["language"], "".join(lines), found["answers"])
+    for fence in FENCE.finditer(text):
+        indent = len(fence["indent"])
+        lines = [line[indent:] for line in fence["text"].splitlines(True)]
+        line = text.count("\n", 0, fence.start("language")) + 1
+        yield Block(page, line, fence["language"], "".join(lines), fence["answers"])

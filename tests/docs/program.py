@@ -1,8 +1,8 @@
-"""The programs that a page's commands find: `steplog`, and those that cannot run here.
+"""Stand-ins for the programs that a page's commands call, such as `steplog`.
 
-A service is started and left running until the page is done or starts it again, once it is ready; a
-page shows it without an ampersand, since a reader has a terminal for each. Commands of `elsewhere` are
-checked. Everything else is the real thing.
+A service is started in the background and runs until the page ends or starts it again; pages show it
+without an ampersand, because a reader has a terminal for each. Commands in `unrunnable` are checked
+instead of run. Everything else runs the real program.
 """
 
 import os
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.docs.elsewhere import find, settings_of
 from tests.docs.state import BIN, KAFKA_TOOLS, PORTS, State, read, write
+from tests.docs.unrunnable import find_check, settings_of
 
 START_LIMIT_S = 240.0
 POLL_S = 0.05
@@ -25,9 +25,9 @@ def main() -> None:
     words, file = sys.argv[1:], Path(os.environ["DOCS_STATE"])
     state = read(file)
     os.environ.update(state.variables())
-    check = find(words)
+    check = find_check(words)
     if "--help" in words:
-        run_on(words)
+        exec_program(words)
     elif check is not None:
         check(words)
     elif words[0] in KAFKA_TOOLS:
@@ -46,18 +46,18 @@ def main() -> None:
         state.own_broker = words[2] == "start"
         write(file, state)
     elif words[0] == "steplog" and words[1] in PORTS:
-        start(words, state)
+        start_service(words, state)
         write(file, state)
     else:
-        run_on(words)
+        exec_program(words)
 
 
-def run_on(words: Sequence[str]) -> None:
+def exec_program(words: Sequence[str]) -> None:
     program = str(BIN / words[0])
     os.execv(program, [program, *words[1:]])
 
 
-def start(words: Sequence[str], state: State) -> None:
+def start_service(words: Sequence[str], state: State) -> None:
     name = words[1]
     if name in state.running:
         with suppress(ProcessLookupError):
@@ -80,4 +80,4 @@ def start(words: Sequence[str], state: State) -> None:
             return
         time.sleep(POLL_S)
     process.kill()
-    raise SystemExit(f"{' '.join(words)} did not get ready:\n{log.read_text()[-3000:]}")
+    raise SystemExit(f"{' '.join(words)} did not become ready:\n{log.read_text()[-3000:]}")

@@ -1,4 +1,4 @@
-"""What the programs of a page know of each other; it is kept in a file between them."""
+"""State shared by the programs that a page runs, kept in a file."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ PORTS = {"gateway": 8100, "reward": 8200, "train": 8300, "monitor": 8400}
 KAFKA_TOOLS = {
     "kafka-configs.sh": "kafka.admin.ConfigCommand",
 }
-"""Kafka's own commands, as far as they are in the jars of the local broker."""
+"""Kafka's own commands that the jars of the local broker include, with their Java classes."""
 
 
 @dataclass
@@ -23,13 +23,13 @@ class State:
     tokenizer: str
     ports: dict[str, int]
     own_broker: bool = False
-    """The page has started one, with topics of the usual names."""
+    """The page has started its own broker, whose topics have the default prefix."""
     running: dict[str, int] = field(default_factory=dict)
-    """The pids of its services."""
+    """Pids of the services that the page has started, by name."""
 
     def variables(self) -> dict[str, str]:
-        own = f"127.0.0.1:{self.kafka_port}", "steplog."
-        bootstrap, prefix = own if self.own_broker else (self.bootstrap, self.prefix)
+        own_broker = f"127.0.0.1:{self.kafka_port}", "steplog."
+        bootstrap, prefix = own_broker if self.own_broker else (self.bootstrap, self.prefix)
         log = {"STEPLOG_BOOTSTRAP": bootstrap, "STEPLOG_TOPIC_PREFIX": prefix}
         ports = {f"STEPLOG_{name.upper()}_PORT": str(port) for name, port in self.ports.items()}
         more = {"STEPLOG_KAFKA_PORT": str(self.kafka_port), "STEPLOG_REWARD_GROUP": self.group}

@@ -1,16 +1,16 @@
-"""Every block of every page is run, loaded or read. A new page in docs/ is found by itself.
+"""Runs, loads or parses every fenced block of every page. A new page in docs/ is found automatically.
 
-| language        | what is done                                                                     |
+| language        | what the test does                                                               |
 |-----------------|----------------------------------------------------------------------------------|
-| sh, console     | run by bash, the page's blocks in order in one folder (`tests.docs.place`)        |
-| python          | run; one that begins with a comment like `# rewards.py` is that file from then on |
-| toml            | each table is loaded as the settings that it belongs to; a named one is kept       |
-| properties      | the local broker has the same settings                                            |
+| sh, console     | run by bash, the page's blocks in order in one folder (`tests.docs.workspace`)    |
+| python          | run; a block that begins with a comment like `# rewards.py` is saved as that file |
+| toml            | each table is loaded as the settings of its service; a named block is saved       |
+| properties      | compared with the settings of the local broker                                    |
 | json, yaml      | parsed                                                                            |
-| text            | not run: pictures and output; it must not hold a command                          |
+| text            | not run: diagrams and output; must not contain a command                          |
 
-What cannot run here is in `tests.docs.elsewhere`, with the reason. A comment `<!-- the engine answers:
-["…"] -->` before a block says what the model shall say to it.
+Commands that cannot run here are in `tests.docs.unrunnable`, with the reason. A comment
+`<!-- the engine answers: ["…"] -->` before a block sets the answers of the stub engine.
 """
 
 import json
@@ -28,10 +28,10 @@ import yaml
 from steplog.kafka import broker_directory
 from steplog.kafka.local_kafka import Broker
 from steplog.settings import SERVICES, SettingsError, load, settings_class
-from tests.docs.elsewhere import ELSEWHERE
 from tests.docs.interpreter import Interpreter
-from tests.docs.pages import PAGES, ROOT, Block, blocks
-from tests.docs.place import PROGRAMS, Place
+from tests.docs.pages import PAGES, ROOT, Block, parse_blocks
+from tests.docs.unrunnable import UNRUNNABLE
+from tests.docs.workspace import PROGRAMS, Workspace
 from tests.gateway.asking import said
 from tests.gateway.stub_engine import StubEngine
 
@@ -40,94 +40,94 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 print(*make_arg_parser(FlexibleArgumentParser())._option_string_actions)
 """
-RUN = ("sh", "console", "python")
+RUN_LANGUAGES = ("sh", "console", "python")
 COMMAND = re.compile(rf"^(\$ |({'|'.join(sorted(PROGRAMS))}|\.venv/bin/\w+|pip|curl|cp|export) )")
 
 
 @pytest.fixture
-def place(
+def workspace(
     tmp_path: Path, kafka: Broker, stub: StubEngine, tokenizer: Path, interpreter: Interpreter
-) -> Iterator[Place]:
-    place = Place(tmp_path, kafka.bootstrap, stub.url, tokenizer, interpreter)
-    yield place
-    place.close()
+) -> Iterator[Workspace]:
+    workspace = Workspace(tmp_path, kafka.bootstrap, stub.url, tokenizer, interpreter)
+    yield workspace
+    workspace.close()
 
 
 def load_toml(block: Block, folder: Path) -> None:
-    """Pages show parts of a file, so what is missing is missing; all else must be right."""
+    """Pages show parts of a file, so settings may be missing; everything shown must be valid."""
     file = folder / "shown.toml"
     file.write_text(block.text)
     environ = {"STEPLOG_SASL_PASSWORD": "secret"} if "sasl_username" in block.text else {}
     tables = [key for key, value in tomllib.loads(block.text).items() if isinstance(value, dict)]
     unknown = [table for table in tables if table not in SERVICES]
-    assert not unknown, f"{block.where} has {unknown}, which are nobody's settings"
+    assert not unknown, f"{block.location} has {unknown}, which no service has"
     for service in tables or ["topics"]:
         try:
             load(settings_class(service), service, Namespace(config=file), environ)
         except SettingsError as error:
-            wrong = [told for told in error.problems if " is missing: " not in told]
-            assert not wrong, f"{block.where}: {wrong}"
+            problems = [text for text in error.problems if " is missing: " not in text]
+            assert not problems, f"{block.location}: {problems}"
 
 
 def compare_properties(block: Block, _: Path) -> None:
-    ours = {k: str(v) for k, v in broker_directory._settings("data", 1, 2).items()}
+    broker = {k: str(v) for k, v in broker_directory._settings("data", 1, 2).items()}
     shown = dict(line.split("=", 1) for line in block.text.splitlines() if line)
-    assert shown == {name: ours[name] for name in shown}, block.where
+    assert shown == {name: broker[name] for name in shown}, block.location
 
 
-def read_json(block: Block, _: Path) -> None:
+def parse_json(block: Block, _: Path) -> None:
     json.loads(block.text)
 
 
-def read_yaml(block: Block, _: Path) -> None:
+def parse_yaml(block: Block, _: Path) -> None:
     yaml.safe_load(block.text)
 
 
-def look_for_commands(block: Block, _: Path) -> None:
-    found = [line for line in block.text.splitlines() if COMMAND.match(line)]
-    assert not found, f"{block.where} hides {found}: mark the block sh or console"
+def reject_commands(block: Block, _: Path) -> None:
+    commands = [line for line in block.text.splitlines() if COMMAND.match(line)]
+    assert not commands, f"{block.location} hides {commands}: mark the block sh or console"
 
 
-READ: dict[str, Callable[[Block, Path], None]] = {
+CHECKS: dict[str, Callable[[Block, Path], None]] = {
     "toml": load_toml,
     "properties": compare_properties,
-    "json": read_json,
-    "yaml": read_yaml,
-    "text": look_for_commands,
+    "json": parse_json,
+    "yaml": parse_yaml,
+    "text": reject_commands,
 }
 
 
-RUN_OFTEN = ("agents.md",)
-"""Pages that are no slow tests; the others start several services each."""
+FAST_PAGES = ("agents.md",)
+"""Pages that are not slow tests; the others start several services each."""
 
 
 @pytest.mark.broker
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=() if p.name in RUN_OFTEN else pytest.mark.slow) for p in PAGES],
+    [pytest.param(p, marks=() if p.name in FAST_PAGES else pytest.mark.slow) for p in PAGES],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_the_blocks_of_a_page_do_what_it_says(
+def test_the_blocks_of_a_page_work(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    found = list(blocks(page))
-    strange = [b.where for b in found if b.language not in (*RUN, *READ)]
-    assert not strange, f"nobody runs or reads the blocks at {strange}: see the table above"
-    place: Place | None = None
-    if any(block.language in RUN for block in found):
-        place = request.getfixturevalue("place")
-    for block in found:
-        if block.language in READ:
-            READ[block.language](block, tmp_path)
-            if place is not None:
-                place.keep(block)
-        elif place is not None:
+    blocks = list(parse_blocks(page))
+    unknown = [b.location for b in blocks if b.language not in (*RUN_LANGUAGES, *CHECKS)]
+    assert not unknown, f"blocks with an unknown language: {unknown}; see the table above"
+    workspace: Workspace | None = None
+    if any(block.language in RUN_LANGUAGES for block in blocks):
+        workspace = request.getfixturevalue("workspace")
+    for block in blocks:
+        if block.language in CHECKS:
+            CHECKS[block.language](block, tmp_path)
+            if workspace is not None:
+                workspace.save(block)
+        elif workspace is not None:
             stub: StubEngine = request.getfixturevalue("stub")
             stub.script([said(text) for text in json.loads(block.answers or "[]")])
-            place.run(block)
+            workspace.run(block)
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_has_a_target() -> None:
     anchors = {page: set(anchors_of(page.read_text())) for page in PAGES}
     for page in [*PAGES, ROOT / "CHANGELOG.md"]:
         for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
@@ -138,30 +138,32 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def anchors_of(text: str) -> list[str]:
-    """As GitHub makes them of headings."""
+    """The anchors that GitHub derives from headings."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.M)
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
-def test_the_readme_leads_to_every_page() -> None:
+def test_the_readme_links_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text()
     missing = [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in readme]
     assert not missing, f"README.md has no link to {missing}"
 
 
-def test_what_is_elsewhere_is_used() -> None:
-    shown = "\n".join(block.text for page in PAGES for block in blocks(page))
-    unused = [words for words in ELSEWHERE if " ".join(words) not in shown]
+def test_every_unrunnable_command_is_used() -> None:
+    shown = "\n".join(block.text for page in PAGES for block in parse_blocks(page))
+    unused = [words for words in UNRUNNABLE if " ".join(words) not in shown]
     assert not unused, f"no page shows {unused}"
 
 
 @pytest.mark.slow
-def test_vllm_takes_the_flags() -> None:
-    """Of every `vllm serve` that a page or example shows."""
-    texts = [block.text for page in PAGES for block in blocks(page)]
+def test_vllm_accepts_the_flags() -> None:
+    """The flags of every `vllm serve` in a page or example."""
+    texts = [block.text for page in PAGES for block in parse_blocks(page)]
     texts.append((ROOT / "examples" / "stack.toml").read_text())
-    told = subprocess.run([sys.executable, "-c", FLAGS], capture_output=True, text=True, check=True)
-    known = set(told.stdout.split())
+    listing = subprocess.run(
+        [sys.executable, "-c", FLAGS], capture_output=True, text=True, check=True
+    )
+    known = set(listing.stdout.split())
     shown = re.findall(r"vllm serve ((?:[^\n\\\"]|\\\n|\n +|\"(?!\"\"))+)", "\n".join(texts))
     flags = {flag for command in shown for flag in re.findall(r"(?<!\S)--[a-z-]+", command)}
     assert flags and flags <= known, flags - known

@@ -1,8 +1,8 @@
-"""A folder in which a page's blocks run one after the other, as its reader would run them.
+"""The folder in which a page's blocks run one after the other, as a reader would run them.
 
-What stands in the pages is the default of every setting, and here each page has ports and topics of its
-own. So addresses are replaced in a block's text, and settings are given by variables. The programs on
-the PATH are `tests.docs.program` first, which knows what to do with services and with what cannot run.
+Pages use the default ports and topics, but each test has its own. So addresses in a block's text are
+replaced, and settings are passed as variables. The PATH begins with stand-ins
+(`tests.docs.program`) that start services in the background and check commands that cannot run.
 """
 
 import os
@@ -17,17 +17,17 @@ from pool import topics
 from pool.connection import Connection
 from pool.topics import TOPICS
 from tests.conftest import free_port
-from tests.docs.elsewhere import ELSEWHERE
 from tests.docs.interpreter import Interpreter
 from tests.docs.pages import ROOT, Block
 from tests.docs.state import BIN, KAFKA_TOOLS, PORTS, State, read, write
+from tests.docs.unrunnable import UNRUNNABLE
 
-PROGRAMS = {"steplog", "python", *(words[0] for words in ELSEWHERE), *KAFKA_TOOLS}
-SEEN = ["examples", "deploy", "docker-compose.yml", ".env.example", "pyproject.toml"]
-"""What of the checkout a reader has before him."""
+PROGRAMS = {"steplog", "python", *(words[0] for words in UNRUNNABLE), *KAFKA_TOOLS}
+CHECKOUT_FILES = ["examples", "deploy", "docker-compose.yml", ".env.example", "pyproject.toml"]
+"""Parts of the checkout that a page may refer to."""
 
 
-class Place:
+class Workspace:
     def __init__(
         self,
         folder: Path,
@@ -46,12 +46,12 @@ class Place:
         )  # fmt: skip
         write(self._state, state)
         topics.create(Connection(bootstrap=bootstrap, topic_prefix=state.prefix))
-        self._furnish()
+        self._create_folders()
 
-    def _furnish(self) -> None:
+    def _create_folders(self) -> None:
         self.work.mkdir()
         self._bin.mkdir()
-        for name in SEEN:
+        for name in CHECKOUT_FILES:
             (self.work / name).symlink_to(ROOT / name)
         (self.work / ".venv").mkdir()
         (self.work / ".venv" / "bin").symlink_to(self._bin)
@@ -63,30 +63,30 @@ class Place:
             (self._bin / name).write_text(script)
             (self._bin / name).chmod(0o755)
 
-    def keep(self, block: Block) -> None:
-        """As the file that it is."""
+    def save(self, block: Block) -> None:
+        """Writes the file that the block defines, if any."""
         if block.file is not None:
-            (self.work / block.file).write_text(self._placed(block.text))
+            (self.work / block.file).write_text(self._substitute(block.text))
 
     def run(self, block: Block) -> None:
-        self.keep(block)
-        self._start_what_is_taken_for_granted(block)
-        text = self._placed(block.commands)
+        self.save(block)
+        self._start_assumed_services(block)
+        text = self._substitute(block.commands)
         if block.language == "python":
             output = self.work.parent / "output"
             status = self._interpreter.run(text, self.work, self._environ(), output)
-            assert status == 0, f"{block.where} gives {status}:\n{output.read_text()}"
+            assert status == 0, f"{block.location} exits with {status}:\n{output.read_text()}"
         else:
             self._execute(text, block)
 
-    def _start_what_is_taken_for_granted(self, block: Block) -> None:
-        """A page for agents need not begin with a gateway: its reader has one."""
+    def _start_assumed_services(self, block: Block) -> None:
+        """Starts services that the block calls but the page does not start, such as a gateway."""
         state = read(self._state)
-        wanted = {
+        options_by_service = {
             "gateway": f"--engines http://{state.engine} --tokenizer {state.tokenizer}",
             "reward": f"--tokenizer {state.tokenizer}",
         }
-        for service, options in wanted.items():
+        for service, options in options_by_service.items():
             is_used = f"127.0.0.1:{PORTS[service]}" in block.text
             if is_used and service not in state.running and f"steplog {service}" not in block.text:
                 self._execute(f"steplog {service} {options}", block)
@@ -101,7 +101,9 @@ class Place:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        assert done.returncode == 0, f"{block.where} gives {done.returncode}:\n{done.stdout}"
+        assert done.returncode == 0, (
+            f"{block.location} exits with {done.returncode}:\n{done.stdout}"
+        )
 
     def _environ(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("STEPLOG_")}
@@ -112,7 +114,7 @@ class Place:
             "DOCS_STATE": str(self._state),
         }
 
-    def _placed(self, text: str) -> str:
+    def _substitute(self, text: str) -> str:
         state = read(self._state)
         for service, usual in PORTS.items():
             text = text.replace(f"127.0.0.1:{usual}", f"127.0.0.1:{state.ports[service]}")
