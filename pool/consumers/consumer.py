@@ -1,4 +1,4 @@
-"""The stateful consumer: every record's effect exactly once, whatever dies.
+"""The stateful consumer: every record takes effect exactly once, whichever process crashes.
 
     consumer = StatefulConsumer(connection, …)
     while running:
@@ -11,15 +11,15 @@ The rules, and where they live:
 1. The committed offset is the next record to process; the commit's metadata says how to rebuild the
    state (`pool.core.bookmark`), and `pool.core.progress` rebuilds it.
 2. Outputs and offsets are one transaction (`pool.consumers.transaction`).
-3. `poll`, the rebalance callbacks and `commit` run in one thread, the owner's. Work carries the
-   assignment in which it was read; work of an earlier assignment is dropped. This matters: a broker
-   does not stop a live member from committing a partition that it has lost.
-4. For the same reason a commit shows the membership under which its partitions were assigned. When
-   the client has another one, because the group has changed or we were expelled while we stood
-   still, every rebalance that is waiting is heard before the new membership is shown.
-5. After every rebalance the next commit takes place even if there is nothing new to say. Whoever was
-   fenced while it stood still, and has joined again, learns of it so, and does not sit on partitions
-   until their next record.
+3. `poll`, the rebalance callbacks and `commit` run in one thread, the owner's. A work item carries
+   the assignment in which it was read; items of an earlier assignment are dropped. This matters: a
+   broker does not stop a live member from committing a partition that it has lost.
+4. For the same reason a commit presents the membership under which its partitions were assigned.
+   When the client has a newer one, because the group changed or this process was expelled while it
+   was suspended, all pending rebalance callbacks run before the new membership is presented.
+5. After every rebalance the next commit takes place even if nothing is new. A process that was fenced
+   while it was suspended, and has rejoined, learns of it this way and does not hold partitions until
+   their next record.
 6. A record that cannot be decoded goes to dead-letters in the same transaction, unless another
    group does that.
 """
@@ -31,8 +31,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Literal, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
-from confluent_kafka import TopicPartition as Place
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pool.connection import MAX_MESSAGE_BYTES, Connection
 from pool.consumers.partition import AssignedPartition, offsets_of, saved_at
@@ -47,30 +46,30 @@ from servicekit.errors import Fatal, OffsetLost
 log = logging.getLogger(__name__)
 
 BATCH = 500
-"""Records that one poll takes at most."""
-HEARING = 0.05
-"""Seconds for which we listen for rebalances before we show a new membership."""
-LISTENING = 1.0
-"""Seconds for an answer that nobody's work depends on."""
+"""Most records that one poll reads."""
+REBALANCE_POLL_S = 0.05
+"""Seconds to wait for pending rebalance callbacks before a new membership is presented."""
+WATERMARK_TIMEOUT_S = 1.0
+"""Seconds to wait for watermarks; only metrics and admission need them."""
 MAX_OUTPUTS = 5_000
-"""Records of one transaction, more or less: it must be over long before it times out."""
+"""About how many records one transaction writes: it must end long before it times out."""
 
 Outputs = Sequence[Output] | Callable[[Sequence[PartitionOffsets]], Sequence[Output]]
 
 
 @dataclass(slots=True)
 class FinishedWork(Generic[ItemT]):
-    """Works whose outputs are committed together or not at all."""
+    """Work items whose outputs are committed together or not at all."""
 
     works: Sequence[WorkItem[ItemT]]
     outputs: Outputs
     assignments: Sequence[Progress[ItemT]]
     state: Literal["waiting", "committed", "void"] = "waiting"
-    """Void: the outputs depended on an assignment that was lost."""
+    """`void`: the outputs depended on an assignment that was lost."""
 
 
 def consumer_options(connection: Connection, group: str) -> dict[str, Any]:
-    """What every consumer of ours has in common."""
+    """The client options that all consumers of this project share."""
     classic: dict[str, Any] = {
         "partition_assignment_strategy": "cooperative-sticky",
         "session_timeout_ms": 6000,
@@ -80,13 +79,13 @@ def consumer_options(connection: Connection, group: str) -> dict[str, Any]:
         group_id=group,
         group_protocol=connection.group_protocol,
         enable_auto_commit=False,
-        # A group that lost its place must say so, not jump.
+        # A group whose committed offset is gone must fail, not continue elsewhere.
         auto_offset_reset="error",
         isolation_level="read_committed",
         fetch_max_bytes=2 * MAX_MESSAGE_BYTES,
         max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
         queued_max_messages_kbytes=64 * 1024,
-        # When that much is waiting, fetching pauses; the default of a second would empty the queue.
+        # Fetching pauses at that limit; with the default of a second the queue would run empty.
         fetch_queue_backoff_ms=10,
         retry_backoff_ms=5,
         **(classic if connection.group_protocol == "classic" else {}),
@@ -96,12 +95,16 @@ def consumer_options(connection: Connection, group: str) -> dict[str, Any]:
 class StatefulConsumer(Generic[ItemT]):
     """A member of a consumer group that holds state between records.
 
-    `assembler` makes the empty state of a partition. `transactional_id` must be this process's own
-    and the same after a restart: a new id would leave the old transaction open until it times out.
-    `patience` is how long a broker may be away. `accept_loss` goes on where retention has deleted what
-    open state needs, which is an error otherwise. `ends` are offsets at which reading stops, and which
-    are never committed past. Without `dead_letters` records that cannot be decoded are passed over:
-    another group puts them aside. `probe` is told of each stage; tests kill there.
+    * `assembler` creates the empty state of a partition.
+    * `transactional_id` must belong to this process alone and be the same after a restart: a new id
+      would leave the old transaction open until it times out.
+    * `patience` is how many seconds a broker may be unavailable.
+    * `accept_loss`: continue where retention has deleted records that open state needs, which is an
+      error otherwise.
+    * `ends` are offsets at which reading stops and past which nothing is committed.
+    * Without `dead_letters`, records that cannot be decoded are skipped: another group writes them to
+      dead-letters.
+    * `probe` is called with the name of each stage; tests kill the process there.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class StatefulConsumer(Generic[ItemT]):
         probe: Callable[[str], None] = lambda stage: None,
     ) -> None:
         self.lost: list[SkippedRange] = []
-        """What `accept_loss` has given up since somebody last took note of it."""
+        """Ranges whose open state `accept_loss` gave up; the owner takes them from here."""
         self._accept_loss = accept_loss
         self._ends = ends or {}
         self._dead_letters = dead_letters
@@ -135,13 +138,15 @@ class StatefulConsumer(Generic[ItemT]):
         self._probe = probe
         self._partitions: dict[int, AssignedPartition[ItemT]] = {}
         self._finished: deque[FinishedWork[ItemT]] = deque()
-        self._again: list[WorkItem[ItemT]] = []
+        self._returned: list[WorkItem[ItemT]] = []
+        """Work items to hand out again at the next poll."""
         self._transactions = Transactions(connection, group, transactional_id, patience, probe)
         self._consumer = Consumer(consumer_options(connection, group))
         self._membership: object = None
         self._is_proven = False
-        """Since the last rebalance a transaction of ours has been accepted."""
-        self._is_shaken = False
+        """Whether a transaction was accepted since the last rebalance."""
+        self._must_verify = False
+        """A transaction was aborted: compare the group's offsets with ours before the next commit."""
         self._closing = False
         self._subscribed = False
 
@@ -161,17 +166,17 @@ class StatefulConsumer(Generic[ItemT]):
     # Reading
 
     def poll(self, timeout: float = 0.1) -> list[WorkItem[ItemT]]:
-        """Reads a batch; gives the items that it completed. The first call joins the group."""
+        """Reads a batch and returns the items that it completed. The first call joins the group."""
         if not self._subscribed:
             self._subscribe()
         if self._partitions and self._membership != self._consumer.consumer_group_metadata():
             self._renew_membership()
-        if self._is_shaken:
-            self._reload_what_differs()
+        if self._must_verify:
+            self._reload_lost_commits()
         self._pace()
-        again, self._again = self._again, []
-        works = self._read(0 if again else timeout)
-        return again + works
+        returned, self._returned = self._returned, []
+        works = self._read(0 if returned else timeout)
+        return returned + works
 
     def _subscribe(self) -> None:
         self._consumer.subscribe(
@@ -186,54 +191,59 @@ class StatefulConsumer(Generic[ItemT]):
         return works + self._advance()
 
     def _renew_membership(self) -> None:
-        """Shows the broker who we are now, but only after we have heard what became of our
-        partitions: word of their loss waits in line behind records that were fetched before."""
-        owned = [partition.here() for partition in self._partitions.values()]
+        """Takes over the client's new membership, but only after the pending rebalance callbacks have
+        run: a revocation is queued behind records that were fetched before it."""
+        owned = [partition.topic_partition() for partition in self._partitions.values()]
         self._consumer.pause(owned)
         membership = self._consumer.consumer_group_metadata()
-        self._again += self._read(HEARING)  # records of a partition that was assigned just now
+        # What it reads are records of a partition that was assigned just now.
+        self._returned += self._read(REBALANCE_POLL_S)
         self._membership = membership
         for partition in self._partitions.values():
             partition.paused = False
         self._consumer.resume([place for place in owned if place.partition in self._partitions])
 
-    def _reload_what_differs(self) -> None:
-        """After an aborted transaction the group has what we committed before it. If it has not, a
-        broker that restarted has lost a commit that it had acknowledged, with its outputs: then we
-        begin again from what it has."""
-        owned = [partition.here() for partition in self._partitions.values()]
+    def _reload_lost_commits(self) -> None:
+        """After an aborted transaction the group's offsets must be those of our commit before it. If
+        they are not, a restarted broker has lost a commit that it had acknowledged, and its outputs:
+        then the partition is loaded again from what the group has."""
+        owned = [partition.topic_partition() for partition in self._partitions.values()]
         for place in read_offsets(self._consumer, owned, self._patience) if owned else ():
-            if self._is_news(place):
-                log.warning("%s[%d]: a commit of ours is gone", self._topic, place.partition)
+            if self._differs_from_saved(place):
+                log.warning(
+                    "The broker lost an acknowledged commit of %s[%d]; its work is repeated.",
+                    self._topic,
+                    place.partition,
+                )
                 paused = self._partitions[place.partition].paused
                 start = self._load(place)
                 self._partitions[place.partition].paused = paused  # as the client has it
-                self._consumer.seek(Place(self._topic, place.partition, start))
-        self._is_shaken = False
+                self._consumer.seek(TopicPartition(self._topic, place.partition, start))
+        self._must_verify = False
 
     def _receive(self, message: Message) -> list[WorkItem[ItemT]]:
         failure = message.error()
         if failure is not None:
-            self._explain(failure)
+            self._raise_or_log(failure)
             return []
         partition = self._partitions.get(message.partition() or 0)
         if partition is None:
-            return []  # fetched before we lost it
+            return []  # fetched before the partition was revoked
         if not partition.progress.live:
             self._probe("rebuilding")
         return partition.receive(message, self._codec)
 
-    def _explain(self, error: KafkaError) -> None:
+    def _raise_or_log(self, error: KafkaError) -> None:
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise OffsetLost(
-                f"records of {self._topic} were deleted before they were read: {error}"
+                f"Records of {self._topic} were deleted before they were read: {error}"
             )
         if error.fatal() or not error.retriable():
             raise Fatal(f"{self._topic} cannot be read: {error.str()}")
-        log.warning("reading %s: %s", self._topic, error.str())
+        log.warning("Reading %s failed and is retried: %s", self._topic, error.str())
 
     def _advance(self) -> list[WorkItem[ItemT]]:
-        places = [partition.here() for partition in self._partitions.values()]
+        places = [partition.topic_partition() for partition in self._partitions.values()]
         return [
             work
             for place in (self._consumer.position(places) if places else ())
@@ -241,8 +251,9 @@ class StatefulConsumer(Generic[ItemT]):
         ]
 
     def _pace(self) -> None:
-        """Pauses partitions whose open work must not grow, and resumes the others. What is being
-        rebuilt is read on: its work is handed out at the end of that, so nobody could make room."""
+        """Pauses partitions whose open work must not grow, and resumes the others. A partition that is
+        being rebuilt is never paused: its work is handed out only when it is rebuilt, so pausing it
+        would never make room."""
         crowded = sum(len(p.progress.open) for p in self._partitions.values()) >= self._max_waiting
         for partition in self._partitions.values():
             full = crowded or partition.is_full() or partition.is_over()
@@ -250,7 +261,7 @@ class StatefulConsumer(Generic[ItemT]):
             if full != partition.paused:
                 partition.paused = full
                 act = self._consumer.pause if full else self._consumer.resume
-                act([partition.here()])
+                act([partition.topic_partition()])
 
     # Finishing
 
@@ -260,35 +271,40 @@ class StatefulConsumer(Generic[ItemT]):
         outputs: Outputs,
         assignments: Sequence[Progress[ItemT]] = (),
     ) -> FinishedWork[ItemT]:
-        """The works are done, and this is what they give; from any thread. All of it is committed in
-        one transaction, or nothing. Outputs that name the offsets of their own transaction, as a
-        Decision does, are a function of them. Outputs that depend on more than the works, such as on
-        groups that a Decision closes itself, name the assignments under which they were made."""
+        """Marks work items as done, with their outputs; callable from any thread. All of it is
+        committed in one transaction, or none. Outputs that contain the offsets of their own
+        transaction, as a Decision does, are given as a function of those offsets. Outputs that depend
+        on more than the works, such as on groups that a Decision closes itself, name the assignments
+        under which they were made."""
         bundle = FinishedWork(works, outputs, assignments)
         self._finished.append(bundle)
         return bundle
 
     def assignment(self, partition: int) -> Progress[ItemT] | None:
-        """Under what we hold a partition now, if we do and its state is complete."""
+        """The current assignment of a partition, if it is ours and its state is rebuilt."""
         state = self._partitions.get(partition)
         return state.progress if state is not None and state.progress.live else None
 
     def write(self, outputs: Sequence[Output]) -> None:
-        """Commits outputs that belong to no work, at once, in a transaction of their own. Readers
-        must take a repeated copy for one."""
+        """Commits outputs that belong to no work item, at once, in a transaction of their own. They may
+        be written twice, so readers must fold equal copies."""
         self._transactions.write(outputs)
 
     def commit(self) -> bool:
-        """Commits what is finished and how far reading has come. False: nothing was committed this
-        time, and it will be tried again by the next call."""
-        if self._is_shaken or not self._partitions:
+        """Commits the finished work and the read positions. False: nothing was committed this time,
+        and the next call tries again."""
+        if self._must_verify or not self._partitions:
             return False
         bundles = self._take()
         done = [work for bundle in bundles for work in bundle.works]
         offsets = [p.commit(done) for p in self._partitions.values() if p.progress.live]
         outputs = self._outputs(bundles, offsets)
         is_proven = self._is_proven or not offsets
-        if is_proven and not outputs and not any(self._is_news(place) for place in offsets):
+        if (
+            is_proven
+            and not outputs
+            and not any(self._differs_from_saved(place) for place in offsets)
+        ):
             return True
         if any(len(place.metadata or "") > MAX_TEXT for place in offsets):
             self._finished.extendleft(reversed(bundles))
@@ -296,9 +312,9 @@ class StatefulConsumer(Generic[ItemT]):
         try:
             self._transactions.commit(self._membership, outputs, offsets)
         except Aborted as aborted:
-            log.warning("transaction of %s aborted: %s", self._group, aborted)
+            log.warning("A transaction of group %s was aborted: %s", self._group, aborted)
             self._finished.extendleft(reversed(bundles))
-            self._is_shaken = True
+            self._must_verify = True
             return False
         self._is_proven = True
         self._settle(done, offsets)
@@ -306,12 +322,12 @@ class StatefulConsumer(Generic[ItemT]):
             bundle.state = "committed"
         return True
 
-    def _is_news(self, place: Place) -> bool:
+    def _differs_from_saved(self, place: TopicPartition) -> bool:
         return saved_at(place) != self._partitions[place.partition].saved
 
     def _take(self) -> list[FinishedWork[ItemT]]:
-        """Bundles that can be committed now. One that depends on a lost assignment is void; what else
-        was in it is handed out again."""
+        """Finished work that can be committed now. A bundle that depends on a lost assignment is void;
+        its other work items are handed out again."""
         ready: list[FinishedWork[ItemT]] = []
         count = 0
         while self._finished and count < MAX_OUTPUTS:
@@ -322,7 +338,7 @@ class StatefulConsumer(Generic[ItemT]):
                 count += 1 if callable(bundle.outputs) else len(bundle.outputs)
             else:
                 bundle.state = "void"
-                self._again += [work for work in bundle.works if self._is_ours(work.assignment)]
+                self._returned += [work for work in bundle.works if self._is_ours(work.assignment)]
         return ready
 
     def _is_ours(self, assignment: Progress[ItemT]) -> bool:
@@ -330,7 +346,7 @@ class StatefulConsumer(Generic[ItemT]):
         return partition is not None and partition.progress is assignment
 
     def _outputs(
-        self, bundles: Iterable[FinishedWork[ItemT]], places: Iterable[Place]
+        self, bundles: Iterable[FinishedWork[ItemT]], places: Iterable[TopicPartition]
     ) -> list[Output]:
         offsets = [offsets_of(place) for place in places]
         outputs: list[Output] = []
@@ -338,59 +354,65 @@ class StatefulConsumer(Generic[ItemT]):
             outputs += bundle.outputs(offsets) if callable(bundle.outputs) else bundle.outputs
         topic = self._connection.topic_name(DEAD_LETTERS)
         for partition in self._partitions.values() if self._dead_letters else ():
-            for letter, reason in partition.dead:
+            for letter, reason in partition.dead_letters:
                 headers = letter.headers_with(self._group, reason)
                 outputs.append(Output(topic, letter.key, letter.value, headers))
         return outputs
 
-    def _settle(self, done: Iterable[WorkItem[ItemT]], offsets: Iterable[Place]) -> None:
+    def _settle(self, done: Iterable[WorkItem[ItemT]], offsets: Iterable[TopicPartition]) -> None:
         for work in done:
             work.assignment.close([work])
         for place in offsets:
             self._partitions[place.partition].saved = saved_at(place)
         for partition in self._partitions.values():
-            partition.dead.clear()
+            partition.dead_letters.clear()
 
     def offsets(self) -> list[PartitionOffsets]:
-        """What the group has of our partitions: how far they are committed, and from where they
-        would be rebuilt."""
+        """The group's commits of our partitions: committed offset and rebuild offset."""
         return [
-            offsets_of(Place(self._topic, number, *partition.saved))
+            offsets_of(TopicPartition(self._topic, number, *partition.saved))
             for number, partition in self._partitions.items()
         ]
 
     def bounds(self) -> dict[int, tuple[int, int]]:
-        """What the log holds of our partitions: the first offset and the one after the last. Asks the
-        broker, since a client does not hear of new records while a partition is paused; empty if it
-        is away."""
+        """The first offset of each of our partitions and the one after the last. The broker is asked,
+        since a client does not learn of new records while a partition is paused; empty if the broker
+        does not answer."""
         found: dict[int, tuple[int, int]] = {}
         for number, partition in self._partitions.items():
             try:
-                low, end = self._consumer.get_watermark_offsets(partition.here(), timeout=LISTENING)
+                low, end = self._consumer.get_watermark_offsets(
+                    partition.topic_partition(), timeout=WATERMARK_TIMEOUT_S
+                )
             except KafkaException as failure:
-                log.warning("%s[%d]: %s", self._topic, number, failure.args[0].str())
+                log.warning(
+                    "The offsets of %s[%d] are not known: %s",
+                    self._topic,
+                    number,
+                    failure.args[0].str(),
+                )
                 return {}
             found[number] = low, end
         return found
 
     def lags(self) -> dict[int, int]:
-        """How many records of our partitions the group has not processed."""
+        """How many records of each of our partitions the group has not processed."""
         return {
             number: end - max(low, self._partitions[number].saved[0])
             for number, (low, end) in self.bounds().items()
         }
 
     def position(self, partition: int) -> int | None:
-        """The next offset to read of a partition that is ours and whose state is complete."""
+        """The next offset to read, if the partition is ours and its state is rebuilt."""
         state = self._partitions.get(partition)
         return state.position if state is not None and state.progress.live else None
 
     def skip(
         self, partition: int, offset: int, done: Sequence[WorkItem[ItemT]] = ()
     ) -> SkippedRange | None:
-        """Goes on at `offset` without reading what lies before it; gives the range left out. Only a
-        partition in which nothing is open can skip: what is open has a verdict to come. `done` are
-        works that the next commit finishes."""
+        """Continues at `offset` without reading the records before it, and returns the skipped range.
+        Only a partition without open state can skip, since open state still needs its verdicts. `done`
+        are work items that the next commit finishes."""
         state = self._partitions.get(partition)
         if state is None or state.position >= offset:
             return None
@@ -398,24 +420,26 @@ class StatefulConsumer(Generic[ItemT]):
             return None
         skipped = SkippedRange(partition=partition, first=state.position, end=offset)
         state.position = offset
-        self._consumer.seek(Place(self._topic, partition, offset))
+        self._consumer.seek(TopicPartition(self._topic, partition, offset))
         return skipped
 
     # Rebalancing
 
-    def _assign(self, consumer: Consumer, places: list[Place]) -> None:
+    def _assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         if self._closing:
-            return  # they come too late to be read, and go on to another member at once
-        asked = [Place(self._topic, place.partition) for place in places]
+            return  # we are leaving, and the partitions are reassigned at once
+        asked = [TopicPartition(self._topic, place.partition) for place in places]
         found = read_offsets(consumer, asked, self._patience) if asked else []
-        starts = [Place(self._topic, place.partition, self._load(place)) for place in found]
+        starts = [
+            TopicPartition(self._topic, place.partition, self._load(place)) for place in found
+        ]
         consumer.incremental_assign(starts)
         self._membership = consumer.consumer_group_metadata()
         self._is_proven = False
-        log.info("assigned %s", [place.partition for place in places])
+        log.info("Assigned partitions %s", [place.partition for place in places])
 
-    def _load(self, place: Place) -> int:
-        """Begins the partition from what the group has; gives the offset to read from."""
+    def _load(self, place: TopicPartition) -> int:
+        """Loads a partition from the group's commit and returns the offset to read from."""
         low, _ = self._consumer.get_watermark_offsets(place, timeout=self._patience)
         assembler = self._assembler(place.partition)
         partition = AssignedPartition.load(place, low, assembler, self._accept_loss)
@@ -425,36 +449,40 @@ class StatefulConsumer(Generic[ItemT]):
                 first=offsets_of(place).rebuild,
                 end=partition.progress.committed,
             )
-            log.warning("%s[%d]: open state is lost", self._topic, place.partition)
+            log.warning(
+                "Retention deleted records of %s[%d] that open state needed; the state is given up.",
+                self._topic,
+                place.partition,
+            )
             self.lost.append(gone)
         partition.end = self._ends.get(place.partition)
         self._partitions[place.partition] = partition
         return partition.position
 
-    def _revoke(self, consumer: Consumer, places: list[Place]) -> None:
-        """What is finished is still ours to commit; what is not, the next owner does again."""
+    def _revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        """Finished work may still be committed; the next owner repeats the rest."""
         self._probe("revoking")
         self.commit()
         self._forget(places)
         consumer.incremental_unassign(places)
 
-    def _lose(self, consumer: Consumer, places: list[Place]) -> None:
+    def _lose(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         self._forget(places)
         consumer.incremental_unassign(places)
 
-    def _forget(self, places: Iterable[Place]) -> None:
+    def _forget(self, places: Iterable[TopicPartition]) -> None:
         for place in places:
             self._partitions.pop(place.partition, None)
         self._is_proven = False
-        log.info("gave up %s", [place.partition for place in places])
+        log.info("Gave up partitions %s", [place.partition for place in places])
 
     def _abandon(self) -> None:
-        """After an error nothing more is committed: what was read since is read again."""
+        """After an error nothing more is committed; a restart reads the same records again."""
         self._partitions.clear()
         self._finished.clear()
         self._transactions.abandon()
 
     def close(self) -> None:
-        """Commits what is finished and leaves the group, which gives its partitions on at once."""
+        """Commits the finished work and leaves the group, which reassigns its partitions at once."""
         self._closing = True
         self._consumer.close()

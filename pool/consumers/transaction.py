@@ -6,10 +6,10 @@ Every attempt ends in one of three ways, and the caller always knows which:
 * it is not, and the same outputs may go into the next one (`Aborted`);
 * another process owns the transactional id, and this one must stop (`Fenced`).
 
-When nobody says (a time-out while committing, or a call that does not return), the producer is made
-anew under the same id, which ends the old transaction one way or the other, and the group's offsets
-tell which way: they are part of it. Going on with the old producer could finish a later transaction
-by mistake (KAFKA-17754).
+When the result is not known (a time-out while committing, or a call that does not return), a new
+producer is created under the same id. This ends the old transaction one way or the other, and the
+group's offsets tell which way, since they are part of it. Continuing with the old producer could
+finish a later transaction by mistake (KAFKA-17754).
 """
 
 import logging
@@ -31,7 +31,7 @@ from servicekit.errors import BrokerUnavailable, Fenced, Retryable
 log = logging.getLogger(__name__)
 
 TRANSACTION_TIMEOUT = 10.0
-"""A killed process's open transaction blocks every reader for this long."""
+"""Seconds for which the open transaction of a killed process blocks every reader."""
 CALL_TIMEOUT = 5.0
 
 
@@ -39,8 +39,8 @@ class Aborted(Retryable):
     """The transaction did not take place."""
 
 
-class _InDoubt(Exception):
-    """The broker did not say whether the transaction took place."""
+class _Unknown(Exception):
+    """It is not known whether the transaction took place."""
 
 
 class Transactions:
@@ -59,7 +59,7 @@ class Transactions:
         self._id = transactional_id
         self._patience = patience
         self._probe = probe
-        self._producer = self._begin_anew()
+        self._producer = self._new_producer()
 
     def commit(
         self,
@@ -73,36 +73,38 @@ class Transactions:
             for at in offsets
         ]
         try:
-            self._attempt(membership, outputs, ours)
-        except _InDoubt as doubt:
-            log.warning("transaction of %s is in doubt: %s", self._id, doubt)
-            self._producer = self._begin_anew()
+            self._run_transaction(membership, outputs, ours)
+        except _Unknown as doubt:
+            log.warning(
+                "It is not known whether a transaction of %s took place: %s", self._id, doubt
+            )
+            self._producer = self._new_producer()
             if not self._is_committed(ours):
                 raise Aborted(f"the broker did not finish the transaction: {doubt}") from doubt
 
     def write(self, outputs: Sequence[Output]) -> None:
-        """Outputs without offsets. When it is not known whether they were written, they are written
-        again: readers must take a repeated copy for one."""
+        """Commits outputs without offsets. When it is not known whether they were written, they are
+        written again, so readers must fold equal copies."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
-                self._attempt(None, outputs, ())
+                self._run_transaction(None, outputs, ())
                 return
-            except (Aborted, _InDoubt) as failure:
-                log.warning("transaction of %s is repeated: %s", self._id, failure)
+            except (Aborted, _Unknown) as failure:
+                log.warning("A transaction of %s is repeated: %s", self._id, failure)
                 if time.monotonic() > deadline:
                     raise BrokerUnavailable(
                         f"{self._connection.bootstrap} committed nothing for {self._patience:g} s: "
                         f"{failure}"
                     ) from failure
-                self._producer = self._begin_anew()
+                self._producer = self._new_producer()
 
     def abandon(self) -> None:
-        """Ends what is open, so that it does not block readers until it times out."""
+        """Aborts an open transaction, so that it does not block readers until it times out."""
         with suppress(KafkaException):
             self._producer.abort_transaction(CALL_TIMEOUT)
 
-    def _attempt(
+    def _run_transaction(
         self, membership: object, outputs: Iterable[Output], offsets: Sequence[TopicPartition]
     ) -> None:
         self._call(self._producer.begin_transaction)
@@ -132,25 +134,25 @@ class Transactions:
                 raise Aborted(f"{output.topic} refused a record: {error.args[0].str()}") from error
 
     def _call(self, step: Callable[..., None], *arguments: object) -> None:
-        """Runs one step of a transaction, again while the broker asks for patience."""
+        """Runs one step of a transaction; repeats it while the broker's error is retriable."""
         deadline = time.monotonic() + TRANSACTION_TIMEOUT
         while True:
             try:
-                return _within(TRANSACTION_TIMEOUT, step, *arguments)
+                return _call_with_deadline(TRANSACTION_TIMEOUT, step, *arguments)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 if error.fatal():
                     raise Fenced(
-                        f"transactional id {self._id} was taken over by another process, or its "
-                        f"transaction outlived the broker's patience: {error.str()}"
+                        f"Another process took over transactional id {self._id}, or its transaction "
+                        f"timed out: {error.str()}"
                     ) from failure
                 if error.txn_requires_abort():
                     raise Aborted(error.str()) from failure
                 if not error.retriable() or time.monotonic() > deadline:
-                    raise _InDoubt(error.str()) from failure
+                    raise _Unknown(error.str()) from failure
 
-    def _begin_anew(self) -> ConfluentProducer:
-        """A producer under our id; whatever its predecessor left open is ended before it returns."""
+    def _new_producer(self) -> ConfluentProducer:
+        """A new producer under our id; what its predecessor left open is ended before this returns."""
         deadline = time.monotonic() + self._patience
         while True:
             client_errors = ClientErrors(self._connection)
@@ -160,8 +162,8 @@ class Transactions:
                     error_cb=client_errors.record,
                     transactional_id=self._id,
                     transaction_timeout_ms=int(TRANSACTION_TIMEOUT * 1000),
-                    # The next transaction may begin before the last one's markers are written; the
-                    # broker then says "again", and waiting 100 ms for that would be most of our time.
+                    # The next transaction may begin before the last one's markers are written. The
+                    # broker then asks for a retry, and the default of 100 ms would be most of our time.
                     retry_backoff_ms=5,
                 )
             )
@@ -171,7 +173,9 @@ class Transactions:
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 if error.fatal():
-                    raise Fenced(f"transactional id {self._id}: {error.str()}") from failure
+                    raise Fenced(
+                        f"Another process took over transactional id {self._id}: {error.str()}"
+                    ) from failure
                 producer.poll(0)
                 if client_errors.access_refusal() or time.monotonic() > deadline:
                     raise client_errors.explain(
@@ -181,20 +185,22 @@ class Transactions:
                     ) from failure
 
     def _is_committed(self, offsets: Sequence[TopicPartition]) -> bool:
-        # A consumer of its own, since the one that reads may be closing and answers nothing then.
-        reader = Consumer(self._connection.confluent(group_id=self._group))
-        asked = [TopicPartition(at.topic, at.partition) for at in offsets]
-        found = {at.partition: at for at in read_offsets(reader, asked, self._patience)}
-        reader.close()
+        # With a client of its own, since the consumer that reads may be closing and not answer.
+        client = Consumer(self._connection.confluent(group_id=self._group))
+        partitions = [TopicPartition(ours.topic, ours.partition) for ours in offsets]
+        committed = {at.partition: at for at in read_offsets(client, partitions, self._patience)}
+        client.close()
         return all(
-            (found[at.partition].offset, found[at.partition].metadata) == (at.offset, at.metadata)
-            for at in offsets
+            (committed[ours.partition].offset, committed[ours.partition].metadata)
+            == (ours.offset, ours.metadata)
+            for ours in offsets
         )
 
 
-def _within(seconds: float, step: Callable[..., None], *arguments: object) -> None:
-    """Runs a call of the client, which may never return although it was given a time-out: librdkafka
-    loses its group coordinator so (issues 5456 and 5511). The thread is left behind with it then."""
+def _call_with_deadline(seconds: float, step: Callable[..., None], *arguments: object) -> None:
+    """Runs a client call under a deadline of our own, in a thread. With some lost group coordinators
+    librdkafka never returns in spite of its time-out (issues 5456 and 5511); then the thread is
+    abandoned."""
     answers: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def run() -> None:
@@ -208,7 +214,7 @@ def _within(seconds: float, step: Callable[..., None], *arguments: object) -> No
     try:
         error = answers.get(timeout=seconds)
     except Empty:
-        raise _InDoubt(f"the client did not return for {seconds:g} s") from None
+        raise _Unknown(f"the client did not return for {seconds:g} s") from None
     if error is not None:
         raise error
 
@@ -220,14 +226,16 @@ def read_offsets(
     deadline = time.monotonic() + patience
     while True:
         try:
-            found: list[TopicPartition] = consumer.committed(list(partitions), timeout=CALL_TIMEOUT)
-            errors = [place.error for place in found if place.error]
+            commits: list[TopicPartition] = consumer.committed(
+                list(partitions), timeout=CALL_TIMEOUT
+            )
+            errors = [commit.error for commit in commits if commit.error]
             if not errors:
-                return found
+                return commits
             error = errors[0]
         except KafkaException as failure:
             error = failure.args[0]
         if time.monotonic() > deadline:
             raise BrokerUnavailable(
-                f"the group's offsets could not be read for {patience:g} s: {error.str()}"
+                f"The group's offsets could not be read for {patience:g} s: {error.str()}"
             )

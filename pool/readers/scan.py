@@ -9,8 +9,7 @@ from collections.abc import Set as AbstractSet
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
-from confluent_kafka import TopicPartition as Place
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pool.connection import Connection
 from pool.consumers.consumer import BATCH, consumer_options
@@ -86,13 +85,15 @@ class Scan:
         """Fetches no more of these for now, and of the others again."""
         held = {number for number in partitions if not self.is_over(number)}
         going = {number for number in self._held - held if not self.is_over(number)}
-        self._consumer.pause([Place(self.topic, number) for number in held - self._held])
-        self._consumer.resume([Place(self.topic, number) for number in going])
+        self._consumer.pause([TopicPartition(self.topic, number) for number in held - self._held])
+        self._consumer.resume([TopicPartition(self.topic, number) for number in going])
         self._held = held
 
     def batches(self) -> Iterator[list[Message]]:
         """As they are fetched. An empty one tells that some time has passed."""
-        places = [Place(self.topic, number, span.first) for number, span in self.spans.items()]
+        places = [
+            TopicPartition(self.topic, number, span.first) for number, span in self.spans.items()
+        ]
         self._consumer.assign(places)
         open_, silent = set(self.spans), 0.0
         while open_:
@@ -126,7 +127,7 @@ class Scan:
 
     def _ended(self, open_: set[int]) -> set[int]:
         """Partitions whose span is over; behind its last record there may be markers only."""
-        places = [Place(self.topic, number) for number in open_]
+        places = [TopicPartition(self.topic, number) for number in open_]
         try:
             found = self._consumer.position(places)
         except KafkaException as error:
@@ -141,7 +142,9 @@ class Scan:
         for number in over:
             self._fetched[number] = self.spans[number].end
         if over:
-            self._consumer.incremental_unassign([Place(self.topic, number) for number in over])
+            self._consumer.incremental_unassign(
+                [TopicPartition(self.topic, number) for number in over]
+            )
         return over
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from confluent_kafka import Consumer, KafkaException
-from confluent_kafka import TopicPartition as Place
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from pool.connection import Connection
@@ -19,7 +18,7 @@ def copy_offsets(
 ) -> list[str]:
     """Commits for the copy's topics what each group has for the original's; gives the groups."""
     places = {
-        Place(original.topic_name(name), number): copy.topic_name(name)
+        TopicPartition(original.topic_name(name), number): copy.topic_name(name)
         for name, about in found.items()
         for number in range(about.partitions)
     }
@@ -28,7 +27,7 @@ def copy_offsets(
         consumer = Consumer(original.confluent(group_id=group, enable_auto_commit=False))
         try:
             committed = [
-                Place(places[at], at.partition, at.offset, at.metadata)
+                TopicPartition(places[at], at.partition, at.offset, at.metadata)
                 for at in read_offsets(consumer, list(places), PATIENCE)
                 if at.offset >= 0
             ]
@@ -51,7 +50,7 @@ def _groups(connection: Connection) -> list[str]:
     return sorted(group.group_id for group in listed.valid)
 
 
-def _commit(consumer: Consumer, group: str, places: list[Place]) -> None:
+def _commit(consumer: Consumer, group: str, places: list[TopicPartition]) -> None:
     try:
         consumer.commit(offsets=places, asynchronous=False)
     except KafkaException as error:

@@ -229,7 +229,7 @@ def test_a_commit_that_the_group_does_not_have_is_done_again(log: Connection) ->
         reader.poll()
         assert reader._partitions[0].paused
         reader._partitions[0].saved = (6, Bookmark(6).text())
-        reader._is_shaken = True
+        reader._must_verify = True
         again = poll_works(reader, 2)
         for work in (*lost, *again):
             reader.finish([work], copies(log, work.item))

@@ -113,7 +113,7 @@ async def test_one_who_stops_waiting_does_not_stop_the_others(log: Connection) -
         assert first.cancelled() or first.done()
 
 
-async def test_seen_before_waits_for_what_lies_before_our_own_record(log: Connection) -> None:
+async def test_a_follower_waits_for_what_lies_before_our_own_record(log: Connection) -> None:
     seen = Seen()
     async with Producer(log, CODEC) as producer, following(log, seen) as follower:
         for n in range(20):

@@ -225,7 +225,7 @@ def wait_for_end_or_loss(zombie: RunningWorker) -> None:
 
     def is_told() -> bool:
         said = zombie.log.read_text()
-        return "gave up" in said or zombie.process.poll() is not None
+        return "Gave up" in said or zombie.process.poll() is not None
 
     wait_for(is_told)
     code = zombie.terminate()  # it may be about to end by itself

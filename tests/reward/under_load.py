@@ -127,15 +127,17 @@ def lag(connection: Connection) -> int:
 
 
 def wait_for_assignment(worker: RunningWorker) -> None:
-    wait_for(lambda: "assigned [" in worker.log.read_text(), worker)
+    wait_for(lambda: "Assigned partitions [" in worker.log.read_text(), worker)
 
 
 def owned(worker: RunningWorker) -> set[int]:
     """The partitions that it has, by what it has said."""
     found: set[int] = set()
-    for what, numbers in re.findall(r"(assigned|gave up) \[([\d, ]+)\]", worker.log.read_text()):
+    for what, numbers in re.findall(
+        r"(Assigned|Gave up) partitions \[([\d, ]+)\]", worker.log.read_text()
+    ):
         places = {int(number) for number in numbers.split(",")}
-        found = found | places if what == "assigned" else found - places
+        found = found | places if what == "Assigned" else found - places
     return found
 
 
