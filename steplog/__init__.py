@@ -1,6 +1,11 @@
-"""What a user imports: `from steplog import Environment`. It is loaded when it is asked for, since the
-command, too, lives here and shall be quick."""
+"""The public names: everything that users import comes from here, as in `from steplog import
+Environment`.
 
+Names are loaded when they are first used, because the `steplog` command lives in this package too and
+should start quickly.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,10 +14,18 @@ if TYPE_CHECKING:
         Client,
         Ending,
         Environment,
+        EnvironmentFailed,
         EnvironmentSettings,
+        EvaluationResult,
+        GatewayLost,
+        GatewayRefused,
         Group,
+        OpenTrajectory,
         Rollout,
         TryAgain,
+        evaluate,
+        process,
+        serve,
     )
 
 __all__ = [
@@ -20,16 +33,22 @@ __all__ = [
     "Client",
     "Ending",
     "Environment",
+    "EnvironmentFailed",
     "EnvironmentSettings",
+    "EvaluationResult",
+    "GatewayLost",
+    "GatewayRefused",
     "Group",
+    "OpenTrajectory",
     "Rollout",
     "TryAgain",
+    "evaluate",
+    "process",
+    "serve",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'steplog' has no attribute {name!r}")
-    from steplog import environment
-
-    return getattr(environment, name)
+    return getattr(import_module("steplog.environment"), name)

@@ -17,59 +17,66 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from servicekit.command_line import INTERRUPTED, print_line
 from servicekit.settings_sources import SettingsError, SettingsScope, add_options, load
 from steplog.environment import serving
-from steplog.environment.authors import blamed, told
+from steplog.environment.author_code import describe_error, required_call
 from steplog.environment.environment import Environment, settings_class
 from steplog.environment.errors import EnvironmentFailed
 
 SERVICE = "env"
-USAGE = "steplog env FILE.py:ENVIRONMENT serve, process or evaluate"
-HOUSE = SettingsScope((SERVICE,), None)
-INTERRUPTED = 130
-Act = Callable[[Environment[Any], asyncio.Event], Coroutine[Any, Any, int]]
+USAGE = "steplog env FILE.py:ENVIRONMENT {serve,process,evaluate}"
+SCOPE = SettingsScope((SERVICE,), None)
+Action = Callable[[Environment[Any], asyncio.Event], Coroutine[Any, Any, int]]
 
 
 async def serve(environment: Environment[Any], stop: asyncio.Event) -> int:
     done = await serving.serve(environment, stop)
-    _say(
-        f"{done:,} groups are done; {serving.home(environment) / 'rollouts.html'} shows the newest"
-    )
+    page = serving.home(environment) / "rollouts.html"
+    print_line(f"{done:,} groups are done. {page} shows the newest ones.")
     return 0
 
 
 async def process(environment: Environment[Any], stop: asyncio.Event) -> int:
     folder = await serving.process(environment, stop)
-    _say(
-        f"{folder / 'rollouts.jsonl'} has every group, {folder / 'rollouts.html'} shows the newest"
+    print_line(
+        f"All groups are in {folder / 'rollouts.jsonl'}; {folder / 'rollouts.html'} shows the "
+        "newest ones."
     )
     return INTERRUPTED if stop.is_set() else 0
 
 
 async def evaluate(environment: Environment[Any], stop: asyncio.Event) -> int:
-    found = await serving.evaluate(environment, stop)
+    result = await serving.evaluate(environment, stop)
     table = Table("metric", "value")
-    for name, value in found.metrics.items():
+    for name, value in result.metrics.items():
         table.add_row(name, f"{value:.4g}")
     Console().print(table)
-    _say(f"{found.folder / 'metrics.json'}, samples.jsonl and samples.html have all of it")
+    print_line(
+        f"The metrics are in {result.folder / 'metrics.json'}, the rollouts in samples.jsonl and "
+        "samples.html next to it."
+    )
     return INTERRUPTED if stop.is_set() else 0
 
 
-COMMANDS: dict[str, tuple[Act, str]] = {
+COMMANDS: dict[str, tuple[Action, str]] = {
     "serve": (serve, "make groups for a trainer, through the gateway"),
     "process": (process, "make groups with any OpenAI-style URL, into files"),
-    "evaluate": (evaluate, "try what is held out, in channel val or at any OpenAI-style URL"),
+    "evaluate": (
+        evaluate,
+        "run the held-out items, in the channel val or with an OpenAI-style URL",
+    ),
 }
 
 
 def run(words: Sequence[str]) -> int:
     """`steplog env FILE.py:ENVIRONMENT COMMAND …`."""
     if words and words[0] in ("-h", "--help"):
-        _say(f"usage: {USAGE}; with --help after any of them, all of its settings")
+        print_line(f"usage: {USAGE} [options]")
+        print_line("Add --help after serve, process or evaluate to see all settings.")
         return 0
     if not words or ":" not in words[0]:
-        return _fail(2, f"give an environment and what to do: {USAGE}")
+        return _fail(2, f"Name an environment and a command: {USAGE}")
     try:
         cls = load_environment(words[0])
     except EnvironmentFailed as error:
@@ -78,23 +85,24 @@ def run(words: Sequence[str]) -> int:
 
 
 def load_environment(spec: str) -> type[Environment[Any]]:
-    where, _, name = spec.rpartition(":")
+    """The class that `FILE.py:NAME` or `MODULE:NAME` refers to."""
+    source, _, name = spec.rpartition(":")
     try:
-        module = _from_file(Path(where)) if where.endswith(".py") else _from_module(where)
+        module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source)
     except SystemExit as error:
         raise EnvironmentFailed(
-            f"{where} ends itself when it is loaded: "
-            'its .cli() belongs under `if __name__ == "__main__":`'
+            f"{source} exits when it is loaded. Put its call of .cli() under "
+            '`if __name__ == "__main__":`.'
         ) from error
     except Exception as error:  # the author's code runs
-        raise EnvironmentFailed(f"{where} cannot be loaded: {told(error)}") from error
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, Environment)):
-        raise EnvironmentFailed(f"{where} has no environment {name}: {USAGE}")
-    return found
+        raise EnvironmentFailed(f"{source} cannot be loaded: {describe_error(error)}") from error
+    cls = getattr(module, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, Environment)):
+        raise EnvironmentFailed(f"{source} has no environment named {name}. Usage: {USAGE}")
+    return cls
 
 
-def _from_file(file: Path) -> ModuleType:
+def _load_file(file: Path) -> ModuleType:
     name = f"steplog_environment_{file.stem}"
     spec = spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
@@ -104,7 +112,7 @@ def _from_file(file: Path) -> ModuleType:
     return module
 
 
-def _from_module(name: str) -> ModuleType:
+def _load_module(name: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
     return import_module(name)
 
@@ -114,11 +122,12 @@ def main(
 ) -> int:
     try:
         namespace = _parser(cls, prog).parse_args(argv)
-        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", handlers=[Lines()])
-        settings = load(settings_class(cls), SERVICE, namespace, os.environ, HOUSE)
-        with blamed(f"{cls.__name__}(settings)"):
+        handler = CurrentStderrHandler()
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", handlers=[handler])
+        settings = load(settings_class(cls), SERVICE, namespace, os.environ, SCOPE)
+        with required_call(f"{cls.__name__}(settings)"):
             environment = cls(settings)
-        return asyncio.run(_until_stopped(namespace.act_, environment))
+        return asyncio.run(_run_until_stopped(namespace.action_, environment))
     except SettingsError as error:
         return _fail(2, *error.problems)
     except EnvironmentFailed as error:
@@ -134,51 +143,47 @@ def main(
 def _parser(cls: type[Environment[Any]], prog: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog, description=cls.__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (act, help_) in COMMANDS.items():
+    for name, (action, help_) in COMMANDS.items():
         leaf = commands.add_parser(name, help=help_, description=help_, allow_abbrev=False)
-        leaf.set_defaults(act_=act)
+        leaf.set_defaults(action_=action)
         add_options(leaf, settings_class(cls))
     return parser
 
 
-async def _until_stopped(act: Act, environment: Environment[Any]) -> int:
-    """The first signal asks it to finish what runs, the second to leave that. The third ends the
-    process at once, also where the author's code blocks the loop, which then hears of none."""
+async def _run_until_stopped(action: Action, environment: Environment[Any]) -> int:
+    """The first signal asks to finish the running groups, the second to cancel them. The third ends the
+    process at once, even if the author's code blocks the event loop."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
 
-    def ask() -> None:
+    def request_stop() -> None:
         if stop.is_set():
             task.cancel()
         stop.set()
 
     signals = count(1)
 
-    def hear(*_: object) -> None:
+    def on_signal(*_: object) -> None:
         if next(signals) > 2:
             raise KeyboardInterrupt
-        loop.call_soon_threadsafe(ask)
+        loop.call_soon_threadsafe(request_stop)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, hear)
+        signal.signal(number, on_signal)
     try:
-        return await act(environment, stop)
+        return await action(environment, stop)
     except asyncio.CancelledError:
         return INTERRUPTED
 
 
-class Lines(logging.Handler):
-    """Looks for the stream at each line: while there is a live bar, another stands in its place, which
-    puts lines above the bar."""
+class CurrentStderrHandler(logging.Handler):
+    """Writes to whatever sys.stderr is at the moment: a live view replaces it, and prints the lines
+    above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(self.format(record) + "\n")
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
 
 
 def _fail(status: int, *sentences: str) -> int:

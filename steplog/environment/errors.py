@@ -1,16 +1,16 @@
-"""What can go wrong with an environment.
+"""The errors of environments.
 
-    EnvironmentFailed         it must stop; one sentence for a person
-    ├── GatewayLost           the gateway was away for longer than we have patience
-    └── GatewayRefused        it will not take what we send, now or later
-    TryAgain                  raised by authors: this rollout met an outage, and may be tried again
+    EnvironmentFailed         the environment must stop; the message is one sentence for a person
+    ├── GatewayLost           the gateway was unavailable for longer than `patience_s`
+    └── GatewayRefused        the gateway rejects a request, and would reject it again
+    TryAgain                  raised by authors: this rollout met an outage and may be tried again
 
-Whatever else a rollout raises fails that rollout and nothing besides.
+Anything else that a rollout raises fails that rollout only.
 """
 
 
 class EnvironmentFailed(Exception):
-    """The environment cannot go on; the message is one sentence for a person."""
+    """The environment cannot continue; the message is one sentence for a person."""
 
 
 class GatewayLost(EnvironmentFailed):
@@ -24,4 +24,5 @@ class GatewayRefused(EnvironmentFailed):
 
 
 class TryAgain(Exception):
-    """Something that a rollout needs is away for the moment; it begins again, as a new trajectory."""
+    """Raise it in a rollout when something it needs is down. The rollout starts over as a new
+    trajectory."""

@@ -1,8 +1,8 @@
-"""What can be done with an environment: serve a trainer, process items on their own, or evaluate.
+"""The three ways to run an environment.
 
-serve       groups go through the gateway into the channel `train`, from where it was left
-process     any OpenAI-style URL; groups go to files
-evaluate    held-out items, through the gateway into the channel `val`, or on any such URL
+serve       groups go through the gateway into the channel `train`, continuing where it stopped
+process     groups are made with any OpenAI-style URL and go to files
+evaluate    held-out items, through the gateway into the channel `val`, or with any such URL
 """
 
 import asyncio
@@ -13,40 +13,45 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from steplog.environment.authors import blamed, told
-from steplog.environment.client import About, Backend, Client, Direct
+from servicekit.masking import mask_settings
+from steplog.environment.author_code import describe_error, required_call
+from steplog.environment.backends.backend import Backend, Registration
+from steplog.environment.backends.direct import Direct
+from steplog.environment.backends.gateway import Client
 from steplog.environment.environment import Environment, check
 from steplog.environment.errors import EnvironmentFailed
-from steplog.environment.evaluation import Evaluated, begin
-from steplog.environment.group import settle
-from steplog.environment.journal import Journal
-from steplog.environment.keeping import fresh
-from steplog.environment.metrics_writer import MetricsWriter
-from steplog.environment.progress import open_view
-from steplog.environment.rollout import Item
-from steplog.environment.session import CHANNEL, Session
+from steplog.environment.records.archive import unused_folder
+from steplog.environment.records.metrics_writer import MetricsWriter
+from steplog.environment.records.progress import open_view
+from steplog.environment.rollouts.rollout import Item
+from steplog.environment.running.evaluation import EvaluationResult, prepare_evaluation
+from steplog.environment.running.group_runner import close_unfinished
+from steplog.environment.running.journal import Journal
+from steplog.environment.running.scheduler import cancel_tasks
+from steplog.environment.running.session import CHANNEL, Session
 from steplog.environment.settings import EnvironmentSettings
-from steplog.environment.work import end
 
 log = logging.getLogger(__name__)
 
-GROUPS = 8
-"""Of `process`, where no number is given."""
+DEFAULT_GROUPS = 8
+"""Groups of `process`, unless a number is given."""
 VERSION_EVERY_S = 1.0
-"""Between two looks at the version, where one ends the run."""
-SILENT_S = 2.0
-"""A gateway that takes longer to answer is told of."""
-FIRST = asyncio.FIRST_COMPLETED
+"""Seconds between two requests for the version, if the run ends at one."""
+QUIET_S = 2.0
+"""Waiting for the gateway is reported after this many seconds."""
 
 
 async def serve(environment: Environment[Item], stop: asyncio.Event | None = None) -> int:
-    """Returns how many groups are done, in all lives together."""
+    """Returns how many groups are done, including those of earlier processes."""
     check(environment)
     settings, folder = environment.settings, home(environment)
     journal, stop = Journal(folder / "journal.jsonl"), stop or asyncio.Event()
     if settings.groups is not None and journal.count >= settings.groups:
         log.warning(
-            "%s has %d groups of earlier: give more, or another --dir", folder, journal.count
+            "%s already holds %d groups from an earlier run; raise --groups to make more, "
+            "or choose another --dir.",
+            folder,
+            journal.count,
         )
     gateway = _gateway(settings)
     try:
@@ -54,7 +59,7 @@ async def serve(environment: Environment[Item], stop: asyncio.Event | None = Non
             _running(environment, gateway, stop) as backend,
             _stopping_at(settings.until_version, gateway, stop),
         ):
-            await settle(backend, journal, _about(environment))
+            await close_unfinished(backend, journal, _registration(settings))
             if journal.first_state:
                 environment.restore(journal.first_state)
             session = Session(
@@ -72,43 +77,48 @@ async def process(environment: Environment[Item], stop: asyncio.Event | None = N
     settings = environment.settings
     if settings.url is None:
         raise EnvironmentFailed(
-            "process needs --url, an OpenAI-style URL such as http://HOST:PORT/v1"
+            "process needs --url, an OpenAI-style URL such as http://HOST:PORT/v1."
         )
-    folder, stop = fresh(home(environment) / "process"), stop or asyncio.Event()
+    folder, stop = unused_folder(home(environment) / "process"), stop or asyncio.Event()
     async with _running(environment, _direct(settings), stop) as backend:
-        target = settings.groups or GROUPS
+        target = settings.groups or DEFAULT_GROUPS
         session = Session(environment, backend, Journal(None), folder, target, stop, jsonl=True)
         await session.run()
     return folder
 
 
-async def evaluate(environment: Environment[Item], stop: asyncio.Event | None = None) -> Evaluated:
+async def evaluate(
+    environment: Environment[Item], stop: asyncio.Event | None = None
+) -> EvaluationResult:
     check(environment)
     settings = environment.settings
     backend = _direct(settings) if settings.url else _gateway(settings)
     stop = stop or asyncio.Event()
     async with _running(environment, backend, stop):
-        folder = fresh(home(environment) / "evaluate")
-        evaluation = await begin(environment, backend, folder)
-        metrics = MetricsWriter(settings.trackers, environment.title(), folder, settings.shown())
-        view = open_view(evaluation.title, evaluation.statistics, evaluation.now)
+        folder = unused_folder(home(environment) / "evaluate")
+        evaluation = await prepare_evaluation(environment, backend, folder)
+        metrics = MetricsWriter(
+            settings.trackers, environment.title(), folder, mask_settings(settings)
+        )
+        view = open_view(evaluation.title, evaluation.statistics, evaluation.snapshot)
         try:
-            found = await evaluation.run(stop, view.tick)
+            result = await evaluation.run(stop, view.refresh)
         finally:
             view.close()
         if not stop.is_set():
-            metrics.write(0, found.row())
+            metrics.write(0, result.tracker_row())
         await metrics.close()
-        return found
+        return result
 
 
 @asynccontextmanager
 async def _running(
     environment: Environment[Item], backend: Backend, stop: asyncio.Event
 ) -> AsyncIterator[Backend]:
+    """Waits for the backend and calls `setup()`; at the end calls `cleanup()`."""
     try:
         await _wait_for(backend, stop)
-        with blamed("setup()"):
+        with required_call("setup()"):
             await environment.setup()
         yield backend
     finally:
@@ -117,36 +127,37 @@ async def _running(
 
 
 async def _wait_for(backend: Backend, stop: asyncio.Event) -> None:
-    """Says so if it takes a while, and until when it may be asked to stop."""
+    """Wait until the backend is ready, or raise when `stop` is set. Long waits are reported."""
     ready, stopping = asyncio.create_task(backend.ready()), asyncio.create_task(stop.wait())
+    first = asyncio.FIRST_COMPLETED
     try:
-        done, _ = await asyncio.wait({ready, stopping}, timeout=SILENT_S, return_when=FIRST)
+        done, _ = await asyncio.wait({ready, stopping}, timeout=QUIET_S, return_when=first)
         if not done:
-            sys.stderr.write(f"waits for {backend.where}: {backend.waits_for}\n")
-            await asyncio.wait({ready, stopping}, return_when=FIRST)
+            sys.stderr.write(f"Waiting for {backend.description}: {backend.wait_reason}\n")
+            await asyncio.wait({ready, stopping}, return_when=first)
         if not ready.done():
-            raise EnvironmentFailed(f"stopped while it waited for {backend.where}")
+            raise EnvironmentFailed(f"Stopped while waiting for {backend.description}.")
         ready.result()
     finally:
-        await end([ready, stopping])
+        await cancel_tasks([ready, stopping])
 
 
 async def _clean_up(environment: Environment[Item]) -> None:
     try:
         await environment.cleanup()
-    except Exception as error:  # the author's; what was done stays, and why it ended is told
-        log.warning("cleanup() failed: %s", told(error))
+    except Exception as error:  # the author's code; it must not hide why the run ended
+        log.warning("cleanup() failed: %s", describe_error(error))
 
 
 @asynccontextmanager
 async def _stopping_at(
     version: int | None, gateway: Client, stop: asyncio.Event
 ) -> AsyncIterator[None]:
-    """A gateway that does not tell the version ends it, too, with its words."""
+    """Sets `stop` when the engines have this version, or when the gateway refuses to tell theirs."""
     if version is None:
         yield
         return
-    watching = asyncio.create_task(_reach(version, gateway))
+    watching = asyncio.create_task(_wait_for_version(version, gateway))
     watching.add_done_callback(lambda _: stop.set())
     try:
         yield
@@ -157,21 +168,21 @@ async def _stopping_at(
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _reach(version: int, gateway: Client) -> None:
+async def _wait_for_version(version: int, gateway: Client) -> None:
     while True:
-        reached = await gateway.version()
-        if reached is not None and reached >= version:
+        current = await gateway.version()
+        if current is not None and current >= version:
             return
         await asyncio.sleep(VERSION_EVERY_S)
 
 
 def home(environment: Environment[Any]) -> Path:
+    """The folder of the environment's journal and results."""
     return environment.settings.dir or Path(".steplog") / environment.title()
 
 
-def _about(environment: Environment[Any]) -> About:
-    settings = environment.settings
-    return About(CHANNEL, settings.group_size, settings.deadline_s)
+def _registration(settings: EnvironmentSettings) -> Registration:
+    return Registration(CHANNEL, settings.group_size, settings.deadline_s)
 
 
 def _key(settings: EnvironmentSettings) -> str | None:

@@ -1,8 +1,7 @@
-"""What every environment can be told. An environment's own settings are fields of a subclass."""
+"""The settings that all environments share. An environment's own settings are fields of a subclass."""
 
-import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -10,70 +9,76 @@ from servicekit.trackers import TrackerName
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
-LONGEST = 5 * 24 * 3600
-"""Seconds; the gateway takes no later deadline."""
-LOGIN = re.compile(r"(?<=//)[^/@\s]+(?=@)")
+LONGEST_DEADLINE_S = 5 * 24 * 3600
+"""Seconds; the gateway accepts no later deadline."""
 
 
 class EnvironmentSettings(BaseModel):
-    # Otherwise pydantic would show the whole input, key and all, when something does not fit.
+    # Otherwise pydantic's errors would show the whole input, including the API key.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    gateway: str = Field("http://127.0.0.1:8100", description="the gateway, for serve and evaluate")
+    gateway: str = Field(
+        "http://127.0.0.1:8100", description="URL of the gateway, for serve and evaluate"
+    )
     url: str | None = Field(
         None,
-        description="any OpenAI-style URL, as http://HOST:PORT/v1, for process and evaluate; "
-        "nothing is recorded then",
+        description="any OpenAI-style URL, such as http://HOST:PORT/v1, for process and evaluate; "
+        "nothing is recorded in the log",
     )
-    model: str = Field("default", description="the model's name at that URL")
-    api_key: SecretStr | None = Field(None, description="key of the gateway, or of that URL")
-    group_size: Positive = Field(8, description="rollouts of each item, which are compared")
+    model: str = Field("default", description="name of the model at that URL")
+    api_key: SecretStr | None = Field(None, description="API key of the gateway, or of that URL")
+    group_size: Positive = Field(
+        8, description="rollouts per item, which are compared with each other"
+    )
     groups: Positive | None = Field(
-        None, description="end after so many groups; by default serve goes on, process makes 8"
+        None,
+        description="stop after this many groups (by default serve never stops, and process makes 8)",
     )
     until_version: Positive | None = Field(
-        None, description="serve ends when the engines have the weights of this version"
+        None, description="serve stops when the engines have the weights of this version"
     )
-    workers: Positive = Field(16, description="groups under way at the same time, at most")
-    rollout_timeout_s: Seconds = Field(600, description="seconds that a rollout may take")
+    workers: Positive = Field(16, description="largest number of groups that run at the same time")
+    rollout_timeout_s: Seconds = Field(600, description="time limit of a rollout in seconds")
     attempts: Positive = Field(
-        3, description="tries of a rollout whose gateway, model or service was away"
+        3,
+        description="attempts at a rollout if the gateway, the model or a service it needs is down",
     )
-    patience_s: Seconds = Field(300, description="seconds that the gateway may be away")
-    drain_s: float = Field(30, ge=0, description="seconds that running groups get on SIGTERM")
+    patience_s: Seconds = Field(300, description="seconds to wait for a gateway that is down")
+    drain_s: float = Field(
+        30, ge=0, description="seconds that running groups have to finish on SIGTERM"
+    )
     max_failures: Positive = Field(
-        8, description="groups in a row without any usable rollout, after which it stops"
+        8, description="stop after this many groups in a row without a usable rollout"
     )
-    seed: int = Field(0, description="items are drawn from it")
-    eval_every: int = Field(0, ge=0, description="evaluate after so many groups of serve; 0: never")
-    eval_items: Positive = Field(64, description="items of an evaluation, at most")
-    eval_samples: Positive = Field(1, description="rollouts of each of them")
+    seed: int = Field(0, description="seed of the order of items")
+    eval_every: int = Field(
+        0, ge=0, description="serve runs an evaluation after every this many groups; 0: never"
+    )
+    eval_items: Positive = Field(64, description="largest number of items in an evaluation")
+    eval_samples: Positive = Field(1, description="rollouts per item in an evaluation")
     dir: Path | None = Field(
-        None, description="where it keeps its place and its files (default: .steplog/NAME)"
+        None, description="folder of its journal and results (default: .steplog/NAME)"
     )
-    keep: Positive = Field(32, description="newest groups on the HTML page of rollouts")
-    jsonl: bool = Field(False, description="serve also appends every group to rollouts.jsonl")
-    report_every_s: Seconds = Field(30, description="seconds between two rows of metrics")
+    keep: Positive = Field(
+        32, description="number of groups on the HTML page, which shows the newest"
+    )
+    jsonl: bool = Field(False, description="serve appends every group to rollouts.jsonl as well")
+    report_every_s: Seconds = Field(30, description="seconds between rows of metrics")
     trackers: tuple[TrackerName, ...] = Field(
-        (), description="where metrics go besides metrics.jsonl: wandb, tensorboard, trackio"
+        (),
+        description="trackers that get the metrics besides metrics.jsonl: wandb, tensorboard, "
+        "trackio",
     )
 
     @field_validator("gateway", "url")
     @classmethod
-    def _is_url(cls, url: str | None) -> str | None:
+    def _check_url(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("http://", "https://")):
-            raise ValueError("it must begin with http:// or https://")
+            raise ValueError("it must start with http:// or https://")
         return url.rstrip("/") if url is not None else None
 
     @property
     def deadline_s(self) -> float:
-        """After this a trajectory that nobody completed expires: all attempts, and some outages."""
-        return min(LONGEST, self.attempts * self.rollout_timeout_s + 2 * self.patience_s)
-
-    def shown(self) -> dict[str, Any]:
-        """For others to see: secrets are stars, and URLs have no login."""
-        given = self.model_dump(mode="json", exclude_none=True)
-        return {
-            name: LOGIN.sub("***", value) if isinstance(value, str) else value
-            for name, value in given.items()
-        }
+        """When a trajectory that nobody completed expires; leaves time for all attempts and some
+        outages."""
+        return min(LONGEST_DEADLINE_S, self.attempts * self.rollout_timeout_s + 2 * self.patience_s)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from steplog import Environment, EnvironmentSettings, Rollout
-from steplog.environment import EnvironmentFailed, evaluate, process, progress
-from steplog.environment.recording import Call, conversations
+from steplog import Environment, EnvironmentFailed, EnvironmentSettings, Rollout, evaluate, process
+from steplog.environment.backends.recording import Call, conversations
+from steplog.environment.records import progress
 from tests.steplog.environment.arrived import lines
 from tests.steplog.environment.openai_server import running_server
 
@@ -106,7 +106,7 @@ def test_an_evaluation_beside_the_groups_shows_how_far_it_is(
     with running_server(right) as url:
         asyncio.run(process(Held(settings(url, groups=1, eval_every=1))))
     told = capfd.readouterr().err
-    assert "1 of 1 groups, " in told and "; evaluation 3 of 3 items" in told
+    assert "1 of 1 groups, " in told and "; evaluation: 3 of 3 items" in told
 
 
 def test_evaluate_tells_means_and_keeps_samples() -> None:
@@ -146,7 +146,7 @@ def test_each_conversation_says_whose_it_is() -> None:
     assert page.count("<p class=dim>seller</p>") == 4
 
 
-def test_a_stream_is_overheard_too() -> None:
+def test_a_stream_is_recorded_too() -> None:
     with running_server(right) as url:
         folder = asyncio.run(process(Streaming(settings(url, groups=1))))
     (line,) = lines(folder / "rollouts.jsonl")

@@ -84,7 +84,7 @@ def test_the_class_says_which_settings_it_has() -> None:
 def test_what_cannot_go_on_is_one_sentence_and_status_1() -> None:
     done = run("Counting", "serve", *NOWHERE)
     assert done.returncode == 1
-    assert done.stderr.startswith("the gateway at http://127.0.0.1:9 was not usable for 0.1 s")
+    assert done.stderr.startswith("No answer from the gateway at http://127.0.0.1:9 for 0.1 s: ")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -97,20 +97,20 @@ def test_a_url_that_is_no_gateway_is_told() -> None:
         server.shutdown()
     assert (done.returncode, done.stderr) == (
         1,
-        f"{url} is no gateway: /ready has 404; give its address without a path, "
-        "as http://HOST:8100\n",
+        f"{url} is not a gateway: /ready answered 404. Give the gateway's address without a path, "
+        "such as http://HOST:8100.\n",
     )
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "give an environment and what to do: steplog env FILE.py:ENVIRONMENT serve"),
-        (["my.py"], "give an environment and what to do"),
+        ([], "Name an environment and a command: steplog env FILE.py:ENVIRONMENT {serve"),
+        (["my.py"], "Name an environment and a command"),
         (["no.py:Mine", "serve"], "no.py cannot be loaded: FileNotFoundError"),
         (["bad.py:Mine", "serve"], "bad.py cannot be loaded: ZeroDivisionError: division by zero"),
-        (["my.py:Yours", "serve"], "my.py has no environment Yours"),
-        (["my.py:Path", "serve"], "my.py has no environment Path"),
+        (["my.py:Yours", "serve"], "my.py has no environment named Yours"),
+        (["my.py:Path", "serve"], "my.py has no environment named Path"),
     ],
 )
 def test_an_environment_that_cannot_be_loaded_is_one_sentence(
@@ -134,4 +134,4 @@ def test_an_environment_of_a_file_is_run_by_the_command() -> None:
     assert "usage: steplog env mine.py:Mine serve" in told.stdout
     assert "env " in steplog("--help").stdout
     told = steplog("env", "--help")
-    assert told.returncode == 0 and "FILE.py:ENVIRONMENT serve" in told.stdout
+    assert told.returncode == 0 and "FILE.py:ENVIRONMENT {serve" in told.stdout

@@ -18,8 +18,8 @@ from pool.connection import Connection
 from pool.topics import LEDGER, POLICY
 from schemas import DecidedGroup, Decision, Member, PolicyVersion
 from schemas.records import Phase
-from steplog.environment import Environment, EnvironmentFailed, Rollout, serve
-from steplog.environment.journal import Journal
+from steplog import Environment, EnvironmentFailed, Rollout, serve
+from steplog.environment.running.journal import Journal
 from steplog.kafka import local_kafka
 from tests.gateway.asking import eventually
 from tests.gateway.running import RunningGateway, running_gateway
@@ -57,7 +57,10 @@ def test_a_rollout_that_fails_fails_alone(gateway: RunningGateway) -> None:
     reasons = sorted(told.end.reason or "" for told in members if told.end.status == "failed")
     assert reasons[0].startswith("TryAgain: the shop is closed for ever (environments.py:")
     assert reasons[1].startswith("ValueError: <b>not my day</b> (environments.py:")
-    assert reasons[2:] == ["it took over 8 s", "the reward of agent is nan"]
+    assert reasons[2:] == [
+        "it took more than 8 s",
+        "the reward of agent is nan, not a finite number",
+    ]
     again = [told for group in arrived.groups("retried").values() for told in group]
     assert [told.end.status for told in again] == ["cancelled"] * 2, (
         "they take no place in the group"
@@ -80,7 +83,9 @@ def test_when_nothing_works_it_stops_with_a_sentence(gateway: RunningGateway) ->
     with pytest.raises(EnvironmentFailed) as stopped:
         asyncio.run(serve(Broken(settings(gateway, max_failures=3, workers=1))))
     told = str(stopped.value)
-    assert told.startswith("3 groups in a row had no usable rollout; the last one: RuntimeError")
+    assert told.startswith(
+        "3 groups in a row had no usable rollout. The last one failed because: RuntimeError"
+    )
     assert "the simulator is not installed" in told
     groups = served(gateway).groups()
     assert [statuses(members) for members in groups.values()] == [["failed", "failed"]] * 3
@@ -89,7 +94,7 @@ def test_when_nothing_works_it_stops_with_a_sentence(gateway: RunningGateway) ->
 def test_a_gateway_that_never_comes_is_told_in_a_sentence() -> None:
     nowhere = Counting.Settings(gateway="http://127.0.0.1:9", patience_s=0.5)
     with pytest.raises(
-        EnvironmentFailed, match=r"the gateway at http://127.0.0.1:9 was not usable"
+        EnvironmentFailed, match=r"No answer from the gateway at http://127.0.0.1:9 for"
     ):
         asyncio.run(serve(Counting(nowhere)))
 
@@ -272,7 +277,7 @@ def test_groups_of_earlier_are_told_of(gateway: RunningGateway) -> None:
     again = running("Counting", "serve", *words)
     _, err = again.communicate(timeout=60)
     assert again.returncode == 0
-    assert "kept has 1 groups of earlier: give more, or another --dir" in err
+    assert "kept already holds 1 groups from an earlier run; raise --groups to make more" in err
     assert Path("kept/rollouts.html").read_text() == page, "not replaced by one that shows nothing"
 
 

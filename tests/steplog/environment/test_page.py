@@ -1,4 +1,4 @@
-"""What is overheard of any of OpenAI's routes, and how the page shows it."""
+"""What is recorded of calls on each of OpenAI's routes, and how the page shows it."""
 
 import asyncio
 import json
@@ -9,9 +9,9 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI
 
-from steplog.environment.page import page
-from steplog.environment.recording import Call, Recorder
-from steplog.environment.turns import SHOWN, turn
+from steplog.environment.backends.recording import Call, Recorder
+from steplog.environment.records.messages import UNFOLDED, render_message
+from steplog.environment.records.page import render_page
 
 CHOICE = {"index": 0, "text": "four", "finish_reason": "length", "logprobs": None}
 COMPLETION = {"id": "c", "object": "text_completion", "created": 0, "model": "m"}
@@ -41,8 +41,8 @@ def streamed(*events: Any) -> str:
     return "".join(f"data: {json.dumps(event)}\n\n" for event in events)
 
 
-def overheard(answer: Any, ask: Callable[[AsyncOpenAI], Awaitable[Any]]) -> Call:
-    """What the recorder hears when a server gives this answer."""
+def recorded(answer: Any, ask: Callable[[AsyncOpenAI], Awaitable[Any]]) -> Call:
+    """What the recorder records when a server gives this answer."""
 
     is_stream = isinstance(answer, str)
     kind = "text/event-stream" if is_stream else "application/json"
@@ -82,7 +82,7 @@ def overheard(answer: Any, ask: Callable[[AsyncOpenAI], Awaitable[Any]]) -> Call
 )
 def test_a_completion_is_heard(answer: Any) -> None:
     is_stream = isinstance(answer, str)
-    call = overheard(
+    call = recorded(
         answer,
         lambda client: client.completions.create(model="m", prompt="2 + 2 =", stream=is_stream),
     )
@@ -107,7 +107,7 @@ def test_a_completion_is_heard(answer: Any) -> None:
     ids=["whole", "streamed"],
 )
 def test_a_response_is_heard(answer: Any) -> None:
-    call = overheard(
+    call = recorded(
         answer,
         lambda client: client.responses.create(
             model="m", instructions="be brief", input="2 + 2?", stream=isinstance(answer, str)
@@ -115,13 +115,15 @@ def test_a_response_is_heard(answer: Any) -> None:
     )
     assert [message["content"] for message in call.messages] == ["be brief", "2 + 2?"]
     assert (call.finish_reason, call.tokens) == ("length", 7)
-    shown = turn(call.answer)
+    shown = render_message(call.answer)
     assert "let me see" in shown and "<b>add</b>" in shown and "four" in shown
 
 
 def test_pictures_are_shown_only_if_they_stand_in_the_message() -> None:
     def shown(url: str) -> str:
-        return turn({"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]})
+        return render_message(
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+        )
 
     assert '<img alt="" src="data:image/png;base64,iVBO=">' in shown("data:image/png;base64,iVBO=")
     for url in (
@@ -133,10 +135,10 @@ def test_pictures_are_shown_only_if_they_stand_in_the_message() -> None:
 
 
 def test_the_end_of_a_long_text_is_folded() -> None:
-    said = "word " * SHOWN
-    shown = turn({"role": "assistant", "content": said})
-    assert f"{len(said.strip()) - SHOWN:,} characters more" in shown
-    assert "<details" not in turn({"role": "assistant", "content": "word " * 100})
+    said = "word " * UNFOLDED
+    shown = render_message({"role": "assistant", "content": said})
+    assert f"{len(said.strip()) - UNFOLDED:,} more characters" in shown
+    assert "<details" not in render_message({"role": "assistant", "content": "word " * 100})
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_the_end_of_a_long_text_is_folded() -> None:
     ],
 )
 def test_odd_messages_are_shown_and_stay_text(message: Any) -> None:
-    assert "<b>" not in turn(message)
+    assert "<b>" not in render_message(message)
 
 
 def test_a_group_tells_its_rewards_at_a_glance() -> None:
@@ -162,7 +164,7 @@ def test_a_group_tells_its_rewards_at_a_glance() -> None:
     }
     about |= {"metrics": {}, "seconds": 1.0, "tokens": 3, "conversations": [], "speakers": []}
     rollouts = [about | {"reward": reward} for reward in (1.0, -1.0, 0.0, None)]
-    shown = page("t", [{"number": 1, "prompt_uid": "p", "item": "i", "rollouts": rollouts}])
+    shown = render_page("t", [{"number": 1, "prompt_uid": "p", "item": "i", "rollouts": rollouts}])
     dots = "".join(
         f"<span class={colour}>{dot}</span>"
         for colour, dot in (("good", "●"), ("bad", "●"), ("dim", "●"), ("dim", "○"))

@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 
-from steplog.environment.client import Direct
+from steplog.environment.backends.direct import Direct
 from tests.gateway.asking import eventually
 from tests.steplog.environment.environments import ROOT
 from tests.steplog.environment.openai_server import running_server
@@ -108,9 +108,9 @@ def test_it_says_for_whom_it_waits_and_a_signal_ends_that(
     process = start("Hangs", *words, url)
     assert process.stderr is not None
     where = url if words[1] == "--url" else f"the gateway at {url}"
-    assert process.stderr.readline().startswith(f"waits for {where}: no answer (")
+    assert process.stderr.readline().startswith(f"Waiting for {where}: no answer (")
     process.send_signal(signal.SIGINT)
-    assert ended(process) == (1, f"stopped while it waited for {where}\n")
+    assert ended(process) == (1, f"Stopped while waiting for {where}.\n")
 
 
 def test_a_url_that_nobody_answers_is_given_up_in_a_sentence(start: Start) -> None:
@@ -118,7 +118,7 @@ def test_a_url_that_nobody_answers_is_given_up_in_a_sentence(start: Start) -> No
     process = start("Hangs", "process", "--url", url, "--patience-s", "0.1")
     status, err = ended(process)
     assert status == 1 and len(err.splitlines()) == 1
-    assert err.startswith(f"{url} was not usable for 0.1 s: no answer (")
+    assert err.startswith(f"No answer from {url} for 0.1 s: no answer (")
 
 
 @pytest.mark.parametrize("command", ["process", "evaluate"])
@@ -141,7 +141,7 @@ def test_an_evaluation_of_which_nothing_was_done_tells_no_numbers(start: Start) 
         process.send_signal(signal.SIGTERM)
         status, err = ended(process)
     assert status == 1
-    assert err.splitlines()[-1] == "the evaluation was stopped before any item was done"
+    assert err.splitlines()[-1] == "The evaluation was stopped before any item was done."
 
 
 def test_code_that_blocks_the_loop_is_ended_by_the_third_signal(start: Start) -> None:
@@ -179,12 +179,12 @@ def test_while_calls_are_repeated_the_view_says_why() -> None:
 
     async def ask(url: str) -> str:
         direct = Direct(url, None, 5.0, 5.0)
-        client = (await direct.name("p")).client.with_options(max_retries=0)
+        client = (await direct.name_trajectory("p")).client.with_options(max_retries=0)
         question: Any = [{"role": "user", "content": "?"}]
         with pytest.raises(openai.InternalServerError):
             await client.chat.completions.create(model="any", messages=question)
         await direct.close()
-        return direct.waits_for
+        return direct.wait_reason
 
     server = HTTPServer(("127.0.0.1", 0), Busy)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Where an environment's metrics go: always to metrics.jsonl, and to the trackers that were chosen."""
+"""Writes an environment's metrics to metrics.jsonl, and to the trackers that were chosen."""
 
 import asyncio
 import json

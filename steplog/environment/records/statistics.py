@@ -1,4 +1,4 @@
-"""How an environment is doing: what its groups gave, and what they cost, since the last row."""
+"""Totals over all groups of an environment, and rows of metrics about the newest ones."""
 
 import time
 from collections import defaultdict
@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev, quantiles
 from typing import Any
 
-from steplog.environment.group import Group
+from steplog.environment.rollouts.group import Group
 
 RECENT = 60
-"""Groups whose mean rewards are drawn as a curve."""
+"""Groups whose mean rewards are kept for the curve."""
 
 
 class Statistics:
-    """Counts for ever, and means over the groups since `row` was called last."""
+    """Totals since the start, and means over the groups since the last call of `row`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,9 +23,9 @@ class Statistics:
         self.failed = 0
         self.tokens = 0
         self.rewards: list[float] = []
-        """Mean rewards of the last groups."""
-        self._since = self.began
-        self._row: list[Group[Any]] = []
+        """Mean rewards of the newest groups."""
+        self._row_began = self.began
+        self._row_groups: list[Group[Any]] = []
 
     def add(self, group: Group[Any]) -> None:
         self.groups += 1
@@ -34,16 +34,17 @@ class Statistics:
         self.tokens += sum(call.tokens for rollout in group.rollouts for call in rollout.calls)
         if group.rewards:
             self.rewards = [*self.rewards[-RECENT:], fmean(group.rewards)]
-        self._row.append(group)
+        self._row_groups.append(group)
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / max(self._clock() - self.began, 1e-9)
 
     def row(self) -> dict[str, float]:
-        groups, self._row = self._row, []
-        seconds = max(self._clock() - self._since, 1e-9)
-        self._since = self._clock()
+        """Metrics of the groups since the last call; empty if there were none."""
+        groups, self._row_groups = self._row_groups, []
+        seconds = max(self._clock() - self._row_began, 1e-9)
+        self._row_began = self._clock()
         return _row(groups, seconds) if groups else {}
 
 
@@ -70,17 +71,17 @@ def _row(groups: Sequence[Group[Any]], seconds: float) -> dict[str, float]:
         spreads = [pstdev(group.rewards) for group in groups if len(group.rewards) > 1]
         values |= {"reward": fmean(rewards), "reward_max": max(rewards), "reward_min": min(rewards)}
         values |= {"reward_spread": fmean(spreads)} if spreads else {}
-        # What GRPO learns nothing from.
+        # GRPO learns nothing from groups with equal rewards.
         values["equal_share"] = _share([spread == 0 for spread in spreads])
     own: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in usable:
         for name, value in rollout.metrics.items():
             own[name].append(value)
-    return values | {name: fmean(given) for name, given in own.items()}
+    return values | {name: fmean(own_values) for name, own_values in own.items()}
 
 
-def _share(held: Sequence[bool]) -> float:
-    return sum(held) / len(held) if held else 0.0
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 0.0
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What is told of a run: rows of metrics, trackers, and the view in a terminal."""
+"""Reports about a run: rows of metrics, trackers, and the view in a terminal."""
 
 import asyncio
 from pathlib import Path
@@ -8,32 +8,32 @@ import pytest
 from rich.console import Console
 
 from servicekit.trackers import KINDS, TrackerKind, TrackerRow
-from steplog.environment import Group, Rollout
-from steplog.environment.client import About, Direct
-from steplog.environment.errors import EnvironmentFailed
-from steplog.environment.metrics_writer import MetricsWriter
-from steplog.environment.progress import Now, Screen
-from steplog.environment.recording import Call
-from steplog.environment.rollout import Agent, Place
-from steplog.environment.statistics import Statistics
+from steplog import Agent, EnvironmentFailed, Group, Rollout
+from steplog.environment.backends.backend import Registration
+from steplog.environment.backends.direct import Direct
+from steplog.environment.backends.recording import Call
+from steplog.environment.records.metrics_writer import MetricsWriter
+from steplog.environment.records.progress import ProgressText, WorkSnapshot
+from steplog.environment.records.statistics import Statistics
+from steplog.environment.rollouts.rollout import GroupContext
 from tests.steplog.environment.arrived import lines
 
 
 def rollout(reward: float | None, **given: Any) -> Rollout:
-    """One that said ten tokens in two seconds."""
+    """A rollout that generated ten tokens in two seconds."""
     backend = Direct("http://127.0.0.1:9/v1", None, 1.0, 1.0)
-    trajectory = asyncio.run(backend.name("p"))
-    asked: Any = [{"role": "user", "content": "?"}]
-    trajectory.calls.append(Call(asked, {"role": "assistant", "content": "!"}, "stop", 10, 2.0))
-    place = Place(backend, About(), "p", ("agent",), 1.0, 1, lambda _: None)
-    return Rollout(place, {"agent": Agent("agent", trajectory, reward)}, "any", **given)
+    trajectory = asyncio.run(backend.name_trajectory("p"))
+    messages: Any = [{"role": "user", "content": "?"}]
+    trajectory.calls.append(Call(messages, {"role": "assistant", "content": "!"}, "stop", 10, 2.0))
+    context = GroupContext(backend, Registration(), "p", ("agent",), 1.0, 1, lambda _: None)
+    return Rollout(context, {"agent": Agent("agent", trajectory, reward)}, "any", **given)
 
 
 def group(*rollouts: Rollout) -> Group[str]:
     return Group(0, "item", "p", list(rollouts))
 
 
-def test_a_row_tells_of_the_groups_since_the_last() -> None:
+def test_a_row_covers_the_groups_since_the_last_row() -> None:
     now = [0.0]
     statistics = Statistics(clock=lambda: now[0])
     statistics.add(
@@ -53,10 +53,10 @@ def test_a_row_tells_of_the_groups_since_the_last() -> None:
 
 def test_advantages_compare_the_usable_members_of_a_group() -> None:
     good, bad, failed = rollout(1.0), rollout(0.0), rollout(None, status="failed")
-    told = group(good, bad, failed)
-    assert told.advantage(good) == pytest.approx(1, abs=1e-4)
-    assert told.advantage(bad) == pytest.approx(-1, abs=1e-4)
-    assert told.advantage(failed) is None
+    compared = group(good, bad, failed)
+    assert compared.advantage(good) == pytest.approx(1, abs=1e-4)
+    assert compared.advantage(bad) == pytest.approx(-1, abs=1e-4)
+    assert compared.advantage(failed) is None
 
 
 def test_rows_of_metrics_go_to_a_file_and_to_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,13 +94,13 @@ def test_a_tracker_that_is_not_installed_is_an_error_at_the_start(
 def test_the_view_fits_a_small_terminal() -> None:
     statistics = Statistics()
     statistics.add(group(rollout(1.0), rollout(0.0)))
-    why = "as many groups run or wait for the trainer as may; begin this prompt when one is decided"
-    screen = Screen("steplog mine", statistics, lambda: Now(3, 10, 2, 4, why))
+    reason = "Too many groups in flight (limit 64). Retry this prompt after one of them is decided."
+    text = ProgressText("steplog mine", statistics, lambda: WorkSnapshot(3, 10, 2, 4, reason))
     console = Console(width=80, record=True, file=Path("out").open("w"))  # noqa: SIM115
-    console.print(screen)
+    console.print(text)
     console.file.close()
     shown = console.export_text()
     assert "3 of 10 groups" in shown and "reward 0.500" in shown and "2 of at most 4" in shown
-    assert "waits: as many groups" in shown
+    assert "waiting: Too many groups" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
-    assert "3 of 10 groups, reward 0.500, 2 running" in screen.line()
+    assert "3 of 10 groups, reward 0.500, 2 running" in text.line()

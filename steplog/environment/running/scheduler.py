@@ -1,43 +1,46 @@
-"""The loop: items are drawn while there is room, groups run, and what ends is passed on.
+"""The main loop: draws items while there is room, runs their groups and passes on finished ones.
 
-Nothing that runs is stopped to make room. Asked to stop, the loop draws no more and gives running
-groups some time; what is not done by then is cancelled, and the next process draws its items again.
+A running group is never stopped to make room. When asked to stop, the loop draws no more items and
+gives running groups some time. What is not done by then is cancelled, and the next process draws
+its items again.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, Generic
 
-from steplog.environment.concurrency import Concurrency
 from steplog.environment.errors import EnvironmentFailed
-from steplog.environment.group import Group, Leader
-from steplog.environment.journal import Journal
-from steplog.environment.progress import Now
-from steplog.environment.rollout import Item
+from steplog.environment.records.progress import WorkSnapshot
+from steplog.environment.rollouts.group import Group
+from steplog.environment.rollouts.rollout import Item
+from steplog.environment.running.concurrency import Concurrency
+from steplog.environment.running.group_runner import GroupRunner
+from steplog.environment.running.journal import Journal
 from steplog.environment.settings import EnvironmentSettings
 
-Draw = Callable[[int], Coroutine[Any, Any, Item | None]]
+DrawItem = Callable[[int], Coroutine[Any, Any, Item | None]]
 
 
-class Work(Generic[Item]):
-    """`ended` is told of every group. `target` counts those of earlier lives too. What rollouts put
-    into the `backlog` is drawn also when there are no more items."""
+class Scheduler(Generic[Item]):
+    """Calls `on_group_done` with every finished group. `target` includes the groups of earlier
+    processes. Items that rollouts put into the `backlog` are drawn even when the stream of items
+    has ended."""
 
     def __init__(
         self,
         settings: EnvironmentSettings,
         journal: Journal,
-        leader: Leader[Item],
-        draw: Draw[Item],
-        ended: Callable[[Group[Item]], None],
+        runner: GroupRunner[Item],
+        draw: DrawItem[Item],
+        on_group_done: Callable[[Group[Item]], None],
         target: int | None,
         backlog: Collection[Item] = (),
     ) -> None:
         self._settings = settings
         self._journal = journal
-        self._leader = leader
+        self._runner = runner
         self._draw = draw
-        self._ended = ended
+        self._on_group_done = on_group_done
         self.target = target
         self._backlog = backlog
         self.concurrency = Concurrency(settings.workers)
@@ -52,47 +55,49 @@ class Work(Generic[Item]):
     def running(self) -> int:
         return len(self._running)
 
-    def now(self) -> Now:
-        return Now(
+    def snapshot(self) -> WorkSnapshot:
+        return WorkSnapshot(
             done=self._journal.count,
             target=self.target,
             running=self.running,
             limit=self.concurrency.limit,
-            waits_for=self._waits_for(),
+            wait_reason=self._wait_reason(),
         )
 
-    def _waits_for(self) -> str:
+    def _wait_reason(self) -> str:
         if self._is_stopping and self.running:
-            drain_s = self._settings.drain_s
-            return f"asked to stop, running groups get {drain_s:g} s; asked again it leaves them"
-        return self._leader.backend.waits_for
+            return (
+                f"stopping; running groups have {self._settings.drain_s:g} s to finish, "
+                "press Ctrl-C again to cancel them"
+            )
+        return self._runner.backend.wait_reason
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until the target is reached, items run out, or `stop` is set."""
+        """Runs until the target is reached, the items run out, or `stop` is set."""
         stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set() and (self._may_draw() or self._running):
                 if self._drawing is None and self._has_room():
                     self._drawing = asyncio.create_task(self._draw(self._next))
                 await asyncio.wait([stopping, *self._tasks()], return_when=asyncio.FIRST_COMPLETED)
-                self._begin_drawn()
-                self._take_ended()
+                self._start_drawn_item()
+                self._collect_done()
             self._is_stopping = stop.is_set()
             await self._drain()
         finally:
-            await end([stopping, *self._tasks()])
+            await cancel_tasks([stopping, *self._tasks()])
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
         return [*self._running, *([self._drawing] if self._drawing else [])]
 
     def _may_draw(self) -> bool:
-        wanted = self.target is None or self._journal.count + self.running < self.target
-        return wanted and (not self._is_exhausted or bool(self._backlog))
+        is_wanted = self.target is None or self._journal.count + self.running < self.target
+        return is_wanted and (not self._is_exhausted or bool(self._backlog))
 
     def _has_room(self) -> bool:
         return self._may_draw() and self.running < self.concurrency.limit
 
-    def _begin_drawn(self) -> None:
+    def _start_drawn_item(self) -> None:
         if self._drawing is None or not self._drawing.done():
             return
         item, number = self._drawing.result(), self._next
@@ -102,31 +107,33 @@ class Work(Generic[Item]):
             return
         self._next += 1
         if not self._journal.is_done(number):
-            self._running.add(asyncio.create_task(self._leader.lead(number, item)))
+            self._running.add(asyncio.create_task(self._runner.run(number, item)))
 
-    def _take_ended(self) -> None:
+    def _collect_done(self) -> None:
         for task in [task for task in self._running if task.done()]:
             self._running.remove(task)
             group = task.result()
-            self.concurrency.ended(group.pace, group.waited_s > 0)
-            self._ended(group)
-            self._check(group)
+            self.concurrency.record_group(group.seconds_per_token, group.waited_s > 0)
+            self._on_group_done(group)
+            self._check_failures(group)
 
-    def _check(self, group: Group[Item]) -> None:
+    def _check_failures(self, group: Group[Item]) -> None:
         self._failures = self._failures + 1 if group.failure else 0
         if self._failures >= self._settings.max_failures:
             raise EnvironmentFailed(
-                f"{self._failures} groups in a row had no usable rollout; the last one: {group.failure}"
+                f"{self._failures} groups in a row had no usable rollout. The last one failed "
+                f"because: {group.failure}"
             )
 
     async def _drain(self) -> None:
         if self._running and self._settings.drain_s:
             await asyncio.wait(self._running, timeout=self._settings.drain_s)
-        self._take_ended()
+        self._collect_done()
 
 
-async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    found = list(tasks)
-    for task in found:
+async def cancel_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks and wait until they have ended."""
+    tasks = list(tasks)
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*found, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,15 +1,15 @@
-"""What an environment must not forget when it is killed: lines of a file, each written in time.
+"""What an environment must remember when it is killed: a file of JSON lines, each written in time.
 
-    {"drawn": 7, "state": …}      item 7 is about to be drawn; the environment's state before
-    {"begun": 7, "urls": […]}     trajectories that are about to be registered
-    {"ended": 7, "ends": {…}}     how each of them ends; from here on the group is whole
+    {"drawn": 7, "state": …}      item 7 is about to be drawn; the environment's state before that
+    {"begun": 7, "urls": […]}     base URLs of trajectories that are about to be registered
+    {"ended": 7, "ends": {…}}     how each of them ends; from here on the group is complete
     {"dropped": 7}                all of them are cancelled
-    {"done": 7, "state": …}       the gateway has all of it
+    {"done": 7, "state": …}       the gateway has the whole group
 
-Read again, it tells which items are open. A group that had ended is sent again, word by word; it is
-neither lost nor there twice. One that had only begun is cancelled, and its item is drawn again: items
-follow from the seed and the state, of which their index is a part. So a kill costs the rollouts that
-ran, nothing else.
+Reading the file again tells which items are open. A group that had ended is sent again unchanged, so it
+is neither lost nor duplicated. A group that had only begun is cancelled, and its item is drawn again:
+items follow from the seed and the state, which includes their index. So a kill costs the rollouts that
+were running, and nothing else.
 """
 
 import fcntl
@@ -19,39 +19,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from steplog.environment.client import Ending
+from steplog.environment.backends.backend import Ending
 from steplog.environment.errors import EnvironmentFailed
 
 Json = dict[str, Any]
 COMPACT_AFTER = 2_000
-"""Lines after which the file is written anew with what is open."""
+"""Lines after which the file is rewritten with the open items only."""
 
 
 @dataclass
-class Open:
-    """An item that was drawn, and of which the log may not have all."""
+class OpenItem:
+    """An item that was drawn and whose group may not be completely in the log."""
 
     state: Json = field(default_factory=dict)
     urls: list[str] = field(default_factory=list)
-    ends: dict[str, Ending] | None = None
+    endings: dict[str, Ending] | None = None
 
 
 class Journal:
-    """Without a file it remembers for its own life only."""
+    """Without a file, it lasts only as long as the process."""
 
     def __init__(self, file: Path | None) -> None:
         self._path = file
         self._file: TextIO | None = None
         self._lines = 0
-        self.open: dict[int, Open] = {}
+        self.open: dict[int, OpenItem] = {}
         self.done: set[int] = set()
-        """Above `first`, which is the lowest number that is not done."""
+        """Finished items above `first`."""
         self.first = 0
+        """The lowest number that is not done."""
         self.state: Json = {}
-        """The newest that is known."""
+        """The environment's newest recorded state."""
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(file.with_suffix(".lock"))
+            self._lock = _lock(file.with_suffix(".lock"))
             try:
                 self._read(file)
                 self._compact(file)
@@ -61,32 +62,33 @@ class Journal:
 
     @property
     def count(self) -> int:
-        """Groups that are done."""
+        """The number of finished groups."""
         return self.first + len(self.done)
 
     @property
     def first_state(self) -> Json:
-        """The environment's state before the item from which drawing goes on."""
-        drawn = self.open.get(self.first)
-        return self.state if drawn is None else drawn.state
+        """The environment's state before the item with which drawing continues."""
+        item = self.open.get(self.first)
+        return self.state if item is None else item.state
 
     def is_done(self, number: int) -> bool:
         return number < self.first or number in self.done
 
-    def drawn(self, number: int, state: Json) -> None:
+    def record_draw(self, number: int, state: Json) -> None:
         self._write({"drawn": number, "state": state})
 
-    def begun(self, number: int, urls: Sequence[str]) -> None:
+    def record_start(self, number: int, urls: Sequence[str]) -> None:
         self._write({"begun": number, "urls": list(urls)})
 
-    def ended(self, number: int, ends: Mapping[str, Ending]) -> None:
-        self._write({"ended": number, "ends": {url: end.body() for url, end in ends.items()}})
+    def record_endings(self, number: int, endings: Mapping[str, Ending]) -> None:
+        ends = {url: ending.body() for url, ending in endings.items()}
+        self._write({"ended": number, "ends": ends})
 
-    def dropped(self, number: int) -> None:
-        """It was cancelled, and will be drawn again in another life."""
+    def record_cancelled(self, number: int) -> None:
+        """Its trajectories are cancelled; another process will draw the item again."""
         self._write({"dropped": number})
 
-    def finished(self, number: int, state: Json) -> None:
+    def record_done(self, number: int, state: Json) -> None:
         self._write({"done": number, "state": state})
         if self._path is not None and self._lines > COMPACT_AFTER:
             self._compact(self._path)
@@ -100,7 +102,7 @@ class Journal:
     def _write(self, line: Json) -> None:
         self._apply(line)
         if self._file is not None:
-            self._file.write(encoded(line))
+            self._file.write(encode_line(line))
             self._file.flush()
             self._lines += 1
 
@@ -109,12 +111,12 @@ class Journal:
             case {"first": first, "done": done, "state": state}:
                 self.first, self.done, self.state = first, set(done), state
             case {"drawn": number, "state": state}:
-                self.open[number] = Open(state)
+                self.open[number] = OpenItem(state)
                 self.state = state
             case {"begun": number, "urls": urls}:
                 self.open[number].urls += urls
             case {"ended": number, "ends": ends}:
-                self.open[number].ends = {url: Ending(**end) for url, end in ends.items()}
+                self.open[number].endings = {url: Ending(**end) for url, end in ends.items()}
             case {"dropped": number}:
                 self.open[number].urls = []
             case {"done": number, "state": state}:
@@ -134,43 +136,45 @@ class Journal:
                 self._apply(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             raise EnvironmentFailed(
-                f"{file} is damaged ({error}); remove it, or the folder, to begin anew"
+                f"{file} is damaged ({error}). Remove it, or its folder, to start from the beginning."
             ) from error
 
     def _compact(self, file: Path) -> None:
-        """The same in fewer lines; a kill leaves the one file or the other."""
+        """Write the same state in fewer lines; a kill leaves either the old file or the new one."""
         lines: list[Json] = []
-        for number, drawn in sorted(self.open.items()):
-            lines.append({"drawn": number, "state": drawn.state})
-            lines.append({"begun": number, "urls": drawn.urls})
-            if drawn.ends is not None:
-                ends = {url: end.body() for url, end in drawn.ends.items()}
+        for number, item in sorted(self.open.items()):
+            lines.append({"drawn": number, "state": item.state})
+            lines.append({"begun": number, "urls": item.urls})
+            if item.endings is not None:
+                ends = {url: ending.body() for url, ending in item.endings.items()}
                 lines.append({"ended": number, "ends": ends})
         lines.append({"first": self.first, "done": sorted(self.done), "state": self.state})
-        beside = file.with_suffix(".new")
-        beside.write_text("".join(map(encoded, lines)), encoding="utf-8")
+        new_file = file.with_suffix(".new")
+        new_file.write_text("".join(map(encode_line, lines)), encoding="utf-8")
         if self._file is not None:
             self._file.close()
-        beside.replace(file)
+        new_file.replace(file)
         self._file = file.open("a", encoding="utf-8")
         self._lines = len(lines)
 
 
-def _locked(file: Path) -> TextIO:
-    """Held by this process until it ends, however it ends."""
+def _lock(file: Path) -> TextIO:
+    """A lock that this process holds until it ends, however it ends."""
     lock = file.open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
         raise EnvironmentFailed(
-            f"another process serves in {file.parent}; stop it, or give another --dir"
+            f"Another process is serving in {file.parent}. Stop it, or choose another --dir."
         ) from None
     return lock
 
 
-def encoded(line: Json) -> str:
+def encode_line(line: Json) -> str:
     try:
         return json.dumps(line, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
-        raise EnvironmentFailed(f"state_dict() must hold what JSON can: {error}") from error
+        raise EnvironmentFailed(
+            f"state_dict() must return values that JSON can represent: {error}"
+        ) from error

@@ -1,7 +1,7 @@
-"""Groups as one HTML page that needs nothing else: no script, no other file, no network.
+"""Groups as one self-contained HTML page: no script, no other file, no network.
 
-What models wrote is text and stays text: all of it is escaped, and the page's policy lets nothing load
-or run even if something were not. Pictures are those that stand in the messages themselves.
+Everything that models wrote is escaped, and even if something were not, the page's content policy lets
+nothing load or run. Only pictures that are part of the messages are shown.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from steplog.environment.turns import data, plain, text, turn
+from steplog.environment.records.messages import as_text, escape_text, render_data, render_message
 
 Json = Mapping[str, Any]
 
@@ -55,81 +55,82 @@ hr { border: 0; border-top: 1px dashed var(--line); }
 
 
 def write_page(file: Path, title: str, groups: Iterable[Json]) -> None:
-    """Replaces the file as a whole: a reader never sees half a page."""
-    beside = file.with_name(f".{file.name}.new")
-    told = page(title, list(groups))
-    beside.write_text(told, encoding="utf-8", errors="backslashreplace")
-    beside.replace(file)
+    """Replaces the file in one step: a reader never sees half a page."""
+    new_file = file.with_name(f".{file.name}.new")
+    html = render_page(title, list(groups))
+    new_file.write_text(html, encoding="utf-8", errors="backslashreplace")
+    new_file.replace(file)
 
 
-def page(title: str, groups: Sequence[Json]) -> str:
-    """`groups` are as `Group.line` gives them."""
+def render_page(title: str, groups: Sequence[Json]) -> str:
+    """`groups` are in the form of `Group.as_json`."""
     count = sum(len(group["rollouts"]) for group in groups)
-    shown = "".join(map(_group, groups)) or "<p class=dim>No group has ended yet.</p>"
+    body = "".join(map(_render_group, groups)) or "<p class=dim>No group has finished yet.</p>"
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
         '<meta name=viewport content="width=device-width, initial-scale=1">'
-        f"<title>{text(title)}</title><style>{STYLE}</style></head><body>"
-        f"<h1>{text(title)}</h1>"
-        f"<p class=dim>{_many(len(groups), 'group')}, {_many(count, 'rollout')}; the newest first</p>"
-        f"{shown}</body></html>"
+        f"<title>{escape_text(title)}</title><style>{STYLE}</style></head><body>"
+        f"<h1>{escape_text(title)}</h1>"
+        f"<p class=dim>{_count(len(groups), 'group')}, {_count(count, 'rollout')}; newest first</p>"
+        f"{body}</body></html>"
     )
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _group(group: Json) -> str:
+def _render_group(group: Json) -> str:
     rollouts = group["rollouts"]
-    usable = [r["reward"] for r in rollouts if r["reward"] is not None]
-    mean = f"reward {sum(usable) / len(usable):.3f}" if usable else "no reward"
+    rewards = [r["reward"] for r in rollouts if r["reward"] is not None]
+    mean = f"reward {sum(rewards) / len(rewards):.3f}" if rewards else "no reward"
     failed = sum(rollout["status"] not in ("completed", "truncated") for rollout in rollouts)
     dots = "".join(
-        f"<span class={_colour(r['reward'])}>{_dot(r['reward'])}</span>" for r in rollouts
+        f"<span class={_color(r['reward'])}>{_dot(r['reward'])}</span>" for r in rollouts
     )
-    words = [f"<span class=dots>{dots}</span><span class=number>{mean}</span>"]
-    words += [f"<span class=bad>{failed} failed</span>"] if failed else []
+    facts = [f"<span class=dots>{dots}</span><span class=number>{mean}</span>"]
+    facts += [f"<span class=bad>{failed} failed</span>"] if failed else []
     return (
-        f"<details class=group><summary><b>{text(group['number'])}</b>"
-        f"<span class=item>{text(plain(group['item']))}</span>{''.join(words)}</summary>"
-        f"<p class=dim>{text(group['prompt_uid'])}</p>"
-        f"{data(group['item'])}{''.join(map(_rollout, rollouts))}</details>"
+        f"<details class=group><summary><b>{escape_text(group['number'])}</b>"
+        f"<span class=item>{escape_text(as_text(group['item']))}</span>{''.join(facts)}</summary>"
+        f"<p class=dim>{escape_text(group['prompt_uid'])}</p>"
+        f"{render_data(group['item'])}{''.join(map(_render_rollout, rollouts))}</details>"
     )
 
 
-def _rollout(rollout: Json) -> str:
+def _render_rollout(rollout: Json) -> str:
     facts = [_fact("advantage", rollout["advantage"], signed=True)]
     facts += [_fact(name, value) for name, value in rollout["metrics"].items()]
-    several = rollout["rewards"] if len(rollout["rewards"]) > 1 else {}
-    facts += [_fact(f"reward of {name}", value) for name, value in several.items()]
+    has_several_agents = len(rollout["rewards"]) > 1
+    agent_rewards = rollout["rewards"] if has_several_agents else {}
+    facts += [_fact(f"reward of {name}", value) for name, value in agent_rewards.items()]
     facts += [f"{rollout['tokens']} tokens", f"{rollout['seconds']:.1f} s"]
-    told = zip(rollout["speakers"], rollout["conversations"], strict=True)
-    shown = "<hr>".join(_speaker(name, several) + "".join(map(turn, said)) for name, said in told)
-    why = f"<p class=bad>{text(rollout['reason'])}</p>" if rollout["reason"] else ""
+    conversations = "<hr>".join(
+        (f"<p class=dim>{escape_text(agent)}</p>" if has_several_agents else "")
+        + "".join(map(render_message, messages))
+        for agent, messages in zip(rollout["speakers"], rollout["conversations"], strict=True)
+    )
+    reason = f"<p class=bad>{escape_text(rollout['reason'])}</p>" if rollout["reason"] else ""
     return (
-        f"<details class=rollout><summary>{_reward(rollout)}<span>{text(rollout['status'])}</span>"
+        f"<details class=rollout><summary>{_render_reward(rollout)}"
+        f"<span>{escape_text(rollout['status'])}</span>"
         f'<span class="dim number">{" · ".join(fact for fact in facts if fact)}</span></summary>'
-        f"{why}{shown}</details>"
+        f"{reason}{conversations}</details>"
     )
 
 
-def _speaker(name: str, several: Json) -> str:
-    return f"<p class=dim>{text(name)}</p>" if several else ""
-
-
-def _reward(rollout: Json) -> str:
+def _render_reward(rollout: Json) -> str:
     reward = rollout["reward"]
-    told = "–" if reward is None else f"{reward:.3f}"
-    return f'<b class="{_colour(reward)} number">{told}</b>'
+    number = "–" if reward is None else f"{reward:.3f}"
+    return f'<b class="{_color(reward)} number">{number}</b>'
 
 
 def _dot(reward: float | None) -> str:
     return "○" if reward is None else "●"
 
 
-def _colour(reward: float | None) -> str:
+def _color(reward: float | None) -> str:
     if not reward:
         return "dim"
     return "good" if reward > 0 else "bad"
@@ -138,4 +139,4 @@ def _colour(reward: float | None) -> str:
 def _fact(name: str, value: float | None, *, signed: bool = False) -> str:
     if value is None:
         return ""
-    return f"{text(name)} {value:+.2f}" if signed else f"{text(name)} {value:.3g}"
+    return f"{escape_text(name)} {value:+.2f}" if signed else f"{escape_text(name)} {value:.3g}"

@@ -1,4 +1,5 @@
-"""Mistakes of authors: each costs what it must, and is told in one sentence with its place."""
+"""Mistakes of authors: each costs no more than it must, and is reported in one sentence with its
+line."""
 
 import asyncio
 import sys
@@ -8,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from steplog import Environment, EnvironmentSettings, Rollout, TryAgain
-from steplog.environment import EnvironmentFailed, commands, evaluate, process
+from steplog import (
+    Environment,
+    EnvironmentFailed,
+    EnvironmentSettings,
+    Rollout,
+    TryAgain,
+    evaluate,
+    process,
+)
+from steplog.environment import commands
 from tests.steplog.environment.arrived import lines
 from tests.steplog.environment.environments import say
 from tests.steplog.environment.openai_server import running_server
@@ -52,7 +61,7 @@ def test_code_that_calls_exit_fails_its_rollout_only() -> None:
             return 1.0
 
     first, second = processed(Exits, max_failures=2)
-    assert str(reasons(first)[0]).startswith("SystemExit: 3 (test_authors.py:")
+    assert str(reasons(first)[0]).startswith("SystemExit: 3 (test_author_code.py:")
     assert reasons(second) == [None, None]
 
 
@@ -66,7 +75,7 @@ def test_a_rollout_that_cancels_itself_fails_alone() -> None:
             return await super().collect_trajectory(item, rollout)
 
     first, second = processed(Cancels, max_failures=2)
-    assert str(reasons(first)[0]).startswith("CancelledError (test_authors.py:")
+    assert str(reasons(first)[0]).startswith("CancelledError (test_author_code.py:")
     assert reasons(second) == [None, None]
 
 
@@ -80,7 +89,7 @@ def test_of_a_group_of_tasks_the_error_is_told_that_ended_it() -> None:
         async def fail(self) -> None:
             raise ValueError("two\nlines")
 
-    with pytest.raises(EnvironmentFailed, match=r": ValueError: two lines \(test_authors.py:"):
+    with pytest.raises(EnvironmentFailed, match=r": ValueError: two lines \(test_author_code.py:"):
         processed(Grouped)
 
 
@@ -104,7 +113,7 @@ def test_a_group_that_is_collected_by_hand_and_hangs_ends() -> None:
         async def collect_trajectories(self, *_: Any) -> None:
             await asyncio.Event().wait()
 
-    with pytest.raises(EnvironmentFailed, match=r"its group failed: it took over 0\.3 s"):
+    with pytest.raises(EnvironmentFailed, match=r"its group failed: it took more than 0\.3 s"):
         processed(Hangs, attempts=1, rollout_timeout_s=0.1, patience_s=0.1)
 
 
@@ -124,7 +133,9 @@ def test_a_status_that_nobody_knows_is_told() -> None:
             rollout.status = "done"  # type: ignore[assignment]
             return 1.0
 
-    with pytest.raises(EnvironmentFailed, match=r"its status is 'done'; there are completed, "):
+    with pytest.raises(
+        EnvironmentFailed, match=r"its status is 'done', which is none of completed, "
+    ):
         processed(Odd)
 
 
@@ -146,9 +157,9 @@ def test_metrics_that_are_no_numbers_are_left_out_and_told_once(
     assert row["turns"] == 3 and row["level"] == 2 and "object" not in row
     told = [record.message for record in caplog.records]
     assert sorted(told) == [
-        "metrics() has a value of object that is no finite number; it is left out",
+        "metrics(): the value of object is not a finite number and is left out.",
         *(
-            f"rollout.metrics has a value of {name} that is no finite number; it is left out"
+            f"rollout.metrics: the value of {name} is not a finite number and is left out."
             for name in ("nan", "nothing", "word")
         ),
     ]
@@ -209,7 +220,7 @@ async def yielding(*_: Any) -> Any:
     yield 1
 
 
-RAISED = r"LookupError: no such row \(test_authors.py:"
+RAISED = r"LookupError: no such row \(test_author_code.py:"
 
 
 @pytest.mark.parametrize(
@@ -220,14 +231,20 @@ RAISED = r"LookupError: no such row \(test_authors.py:"
         ({"metadata": raising}, rf"^metadata\(\) failed: {RAISED}"),
         ({"metadata": lambda *_: {"a": object()}}, r"^metadata\(\) failed: TypeError: Object of"),
         ({"state_dict": raising}, rf"^state_dict\(\) failed: {RAISED}"),
-        ({"get_next_item": raising}, "^get_next_item of Mistaken must be written with `async def`"),
-        ({"score": lambda *_: None}, "^score of Mistaken must be written with `async def`"),
+        (
+            {"get_next_item": raising},
+            "^get_next_item of Mistaken must be an `async def` that returns",
+        ),
+        ({"score": lambda *_: None}, "^score of Mistaken must be an `async def` that returns"),
         ({"__init__": lambda *_: None}, "^__init__ of Mistaken must call super"),
-        ({"agents": "buyer"}, "^`agents` of Mistaken must be a tuple of different names"),
-        ({"agents": ()}, "^`agents` of Mistaken must be a tuple of different names"),
-        ({"agents": ("a", "a")}, "^`agents` of Mistaken must be a tuple of different names"),
-        ({"collect_trajectory": Environment.collect_trajectory}, "needs `async def collect_traj"),
-        ({"get_next_item": Environment.get_next_item}, "^mistaken has no items: "),
+        ({"agents": "buyer"}, "^`agents` of Mistaken must be a tuple of distinct names"),
+        ({"agents": ()}, "^`agents` of Mistaken must be a tuple of distinct names"),
+        ({"agents": ("a", "a")}, "^`agents` of Mistaken must be a tuple of distinct names"),
+        (
+            {"collect_trajectory": Environment.collect_trajectory},
+            "must define `async def collect_traj",
+        ),
+        ({"get_next_item": Environment.get_next_item}, "^mistaken has no items. "),
     ],
 )
 def test_a_mistake_in_the_class_is_one_sentence(methods: dict[str, Any], sentence: str) -> None:
@@ -239,9 +256,9 @@ def test_a_mistake_in_the_class_is_one_sentence(methods: dict[str, Any], sentenc
     ("methods", "sentence"),
     [
         ({"eval_items": raising_later}, rf"^eval_items\(\) failed: {RAISED}"),
-        ({"eval_items": yielding}, "^eval_items of Mistaken must be written with `async def`"),
+        ({"eval_items": yielding}, "^eval_items of Mistaken must be an `async def` that returns"),
         ({"evaluate": raising_later}, rf"^evaluate\(\) failed: {RAISED}"),
-        ({"evaluate": nothing}, r"^evaluate\(\) must be names and numbers, not NoneType"),
+        ({"evaluate": nothing}, r"^evaluate\(\) must map names to numbers, but is a NoneType"),
     ],
 )
 def test_a_mistake_in_an_evaluation_is_one_sentence(methods: dict[str, Any], sentence: str) -> None:
@@ -258,7 +275,11 @@ def test_an_end_that_fails_hides_nothing(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
-        ("settings: 'Nowhere'", 1, "an annotation of Mine cannot be read: name 'Nowhere' is not"),
+        (
+            "settings: 'Nowhere'",
+            1,
+            "An annotation of Mine cannot be evaluated: name 'Nowhere' is not",
+        ),
         ("settings: dict", 1, "`settings` of Mine must be annotated with a subclass of"),
         ("def __init__(self): pass", 1, "Mine(settings) failed: TypeError: "),
     ],
@@ -279,7 +300,7 @@ def test_a_file_that_runs_itself_when_it_is_loaded_is_told_how_not_to(
 ) -> None:
     Path("mine.py").write_text("raise SystemExit(2)\n")
     assert commands.run(["mine.py:Mine", "process"]) == 2
-    assert 'belongs under `if __name__ == "__main__":`' in capsys.readouterr().err
+    assert 'Put its call of .cli() under `if __name__ == "__main__":`' in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_used_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,1 @@
+"""Where rollouts find their model: a gateway, or any OpenAI-style server."""

@@ -1,0 +1,136 @@
+"""Records the calls of a trajectory as they pass between OpenAI's client and the server.
+
+The recording is for pages, tables and statistics. Training uses what the gateway records: token ids and
+logprobs, which never pass through here.
+"""
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from steplog.environment.backends.transcript import (
+    is_transcribed,
+    parse_events,
+    transcribe,
+)
+
+Json = dict[str, Any]
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, StopIteration)
+"""Raised while reading an answer that does not have OpenAI's shape."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One answered call."""
+
+    messages: Sequence[Json]
+    answer: Json
+    """The message that came back."""
+    finish_reason: str | None
+    tokens: int
+    """Generated tokens, as the server counts them."""
+    seconds: float
+
+
+class Recorder(httpx2.AsyncBaseTransport):
+    """Passes every answered call to `on_call`, and the reason why a call is not answered to `on_outage`
+    (OpenAI's client retries silently; an empty reason means that there was an answer). The connections
+    belong to `inner`, which many recorders share."""
+
+    def __init__(
+        self,
+        inner: httpx2.AsyncBaseTransport,
+        on_call: Callable[[Call], None],
+        on_outage: Callable[[str], object],
+    ) -> None:
+        self._inner = inner
+        self._on_call = on_call
+        self._on_outage = on_outage
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        began = time.monotonic()
+        try:
+            response = await self._inner.handle_async_request(request)
+        except httpx2.TransportError as error:
+            self._on_outage(describe_transport_error(error))
+            raise
+        self._on_outage(f"status {response.status_code}" if is_outage(response) else "")
+        if response.status_code == 409:
+            # A closed trajectory stays closed; OpenAI's client would retry for minutes.
+            response.headers["x-should-retry"] = "false"
+        if response.status_code == 200 and is_transcribed(request.url.path):
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+
+            def record(body: bytes) -> None:
+                call = _read_call(request, response.headers, body, time.monotonic() - began)
+                if call is not None:
+                    self._on_call(call)
+
+            response.stream = _CopiedStream(response.stream, record)
+        return response
+
+    async def aclose(self) -> None:
+        pass
+
+
+def describe_transport_error(error: httpx2.TransportError) -> str:
+    return f"no answer ({str(error) or type(error).__name__})"
+
+
+def is_outage(response: httpx2.Response) -> bool:
+    """Whether OpenAI's client retries after this response."""
+    return response.status_code == 429 or response.status_code >= 500
+
+
+class _CopiedStream(httpx2.AsyncByteStream):
+    """A response body that is passed on as it arrives, and as a whole to `on_end`."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream, on_end: Callable[[bytes], None]) -> None:
+        self._inner = inner
+        self._on_end = on_end
+        self._parts: list[bytes] = []
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._inner:
+            self._parts.append(part)
+            yield part
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+        body, self._parts = b"".join(self._parts), []
+        if body:
+            self._on_end(body)
+
+
+def _read_call(
+    request: httpx2.Request, headers: httpx2.Headers, body: bytes, seconds: float
+) -> Call | None:
+    """None if the answer is malformed: the author's code will meet that, ours must not fail on it."""
+    try:
+        text = httpx2.Response(200, headers=headers, content=body).text
+        is_stream = "text/event-stream" in headers.get("content-type", "")
+        answer = parse_events(text) if is_stream else json.loads(text)
+        transcript = transcribe(request.url.path, json.loads(request.content), answer)
+    except MALFORMED:
+        return None
+    return Call(*transcript, seconds=seconds)
+
+
+def conversations(calls: Sequence[Call]) -> list[list[Json]]:
+    """The messages of the calls; a call that a later one continues is not listed separately."""
+    last_calls: list[Call] = []
+    for call in calls:
+        if last_calls and _continues(call.messages, last_calls[-1].messages):
+            last_calls.pop()
+        last_calls.append(call)
+    return [[*call.messages, call.answer] for call in last_calls]
+
+
+def _continues(messages: Sequence[Json], earlier: Sequence[Json]) -> bool:
+    """Asking the same again starts another conversation: neither answer is part of the other call."""
+    count = len(earlier)
+    return len(messages) > count and list(messages[:count]) == list(earlier)

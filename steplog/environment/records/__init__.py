@@ -1,0 +1,1 @@
+"""What an environment shows and stores for people: metrics, rollouts, an HTML page, progress."""

@@ -1,0 +1,1 @@
+"""What runs an environment: groups, their scheduling, the journal, sessions and evaluations."""
