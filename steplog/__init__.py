@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reward.api import Reward, RewardFailed, RewardUnavailable, Trajectory, TrajectoryStep
     from steplog.environment import (
         Agent,
         Client,
@@ -40,15 +41,27 @@ __all__ = [
     "GatewayRefused",
     "Group",
     "OpenTrajectory",
+    "Reward",
+    "RewardFailed",
+    "RewardUnavailable",
     "Rollout",
+    "Trajectory",
+    "TrajectoryStep",
     "TryAgain",
     "evaluate",
     "process",
     "serve",
 ]
+REWARD_NAMES = ("Reward", "RewardFailed", "RewardUnavailable", "Trajectory", "TrajectoryStep")
+"""For reward functions; all other names are for environments and agents."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'steplog' has no attribute {name!r}")
-    return getattr(import_module("steplog.environment"), name)
+    module = "reward.api" if name in REWARD_NAMES else "steplog.environment"
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

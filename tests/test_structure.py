@@ -23,7 +23,7 @@ MAY_IMPORT = {
     },
 }
 OURS = {*MAY_IMPORT, "tests", "bench"}
-SDK = [*(ROOT / "steplog" / "environment").rglob("*.py"), ROOT / "steplog" / "__init__.py"]
+SDK = [*(ROOT / "steplog" / "environment").rglob("*.py")]
 SDK_MAY_IMPORT = ("steplog.environment", "servicekit")
 
 
