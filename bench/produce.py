@@ -8,8 +8,8 @@ from bench.measure import compare, show
 from bench.steps import StepFactory, key
 from pool import topics
 from pool.connection import Connection
+from pool.producers.output import producer_options
 from pool.producers.producer import Producer
-from pool.producers.sender import producer_options
 from pool.topics import STEPS
 from schemas import Record
 

@@ -12,7 +12,7 @@ from pool.core.groups import GroupAssembler
 from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
 from pool.core.progress import Progress, WorkItem
-from pool.producers.sender import Output
+from pool.producers.output import Output
 from pool.readers.end_offsets import EndOffsets
 from pool.readers.reader import read_records
 from pool.topics import LEDGER, POLICY, STEPS

@@ -22,8 +22,8 @@ from gateway.atropos.retries import Delivery, Retries
 from gateway.atropos.state import State
 from gateway.atropos.turns import Turns
 from gateway.atropos.wire import Posted
-from pool.producers.batch_producer import Convoys
-from pool.producers.sender import Acknowledged, Output
+from pool.producers.output import Output
+from pool.producers.producer import Producer
 from pool.topics import ATROPOS, REWARDED
 from schemas import AtroposEvent, Position, ScoredGroup
 from servicekit.errors import BrokerUnavailable, Fatal, RecordTooLarge
@@ -38,7 +38,7 @@ SNAPSHOT_EVERY = 200
 class Log:
     def __init__(
         self,
-        producer: Convoys,
+        producer: Producer,
         run: str,
         owner: str,
         state: State,
@@ -182,22 +182,21 @@ class Log:
         return self._told
 
     async def _send(self, outputs: Sequence[Output]) -> list[Position]:
-        """All at the same time; where each of them lies."""
-        sent = [self._producer.submit(output) for output in outputs]
+        """Sends all of them at the same time; returns their positions."""
         try:
-            return [await self._arrived(*one) for one in zip(outputs, sent, strict=True)]
+            if len(outputs) == 1:
+                return [await self._deliver(outputs[0])]
+            return await asyncio.gather(*map(self._deliver, outputs))
         except Fatal:
-            asyncio.gather(*sent, return_exceptions=True)  # the others fail for the same reason
             self._broken.set()
             raise
 
-    async def _arrived(self, output: Output, acknowledged: Acknowledged) -> Position:
+    async def _deliver(self, output: Output) -> Position:
         while True:
             try:
-                return await acknowledged
+                return await self._producer.deliver(output)
             except BrokerUnavailable as error:
-                log.warning("sending to %s again: %s", output.topic, error)
-                acknowledged = self._producer.submit(output)
+                log.warning("Sending a record to %s again: %s", output.topic, error)
 
 
 def _now() -> int:

@@ -23,7 +23,7 @@ from gateway.atropos.events import (
 )
 from gateway.atropos.queue import Group, group_of
 from gateway.atropos.state import State, needed
-from pool.producers.sender import BaseProducer
+from pool.producers.producer import Producer
 from pool.readers.reader import TopicReader
 from pool.topics import ATROPOS
 from schemas import AtroposEvent, Codec, Position, SchemaError, ScoredGroup
@@ -62,7 +62,7 @@ class Rebuild:
         self,
         events: TopicReader,
         rewarded: TopicReader,
-        producer: BaseProducer,
+        producer: Producer,
         codec: Codec,
         run: str,
     ) -> None:

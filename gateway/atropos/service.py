@@ -23,7 +23,7 @@ from gateway.atropos.settings import AtroposSettings
 from gateway.http.keys import load_keys
 from gateway.http.server import http_server, serve_beside
 from pool import topics
-from pool.producers.batch_producer import Convoys
+from pool.producers.producer import Producer
 from pool.readers.reader import TopicReader, open_topic
 from pool.topics import ATROPOS, REWARDED, TOPICS
 from servicekit.errors import BrokerUnavailable, Fatal
@@ -99,7 +99,7 @@ async def _open_parts(
         name = settings.topic_name(topic)
         await asyncio.to_thread(codec.prepare, name, TOPICS[topic].records)
     async with (
-        Convoys(settings, codec, compression_level=1) as producer,
+        Producer(settings, codec, compression_level=1) as producer,
         _open_topics(settings, ATROPOS, REWARDED) as (events, rewarded),
     ):
         rebuild = Rebuild(events, rewarded, producer, codec, settings.run)

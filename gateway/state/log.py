@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, suppress
 from gateway import metrics
 from gateway.errors import TooLarge, Unavailable
 from pool.connection import Connection
+from pool.producers.output import Headers
 from pool.producers.producer import Producer
-from pool.producers.sender import Headers
 from pool.readers.reader import TopicReader, open_topic
 from pool.topics import STEPS, TRAJECTORIES
 from schemas import (

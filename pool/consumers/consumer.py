@@ -38,7 +38,7 @@ from pool.consumers.partition import AssignedPartition, offsets_of, saved_at
 from pool.consumers.transaction import Aborted, Transactions, read_offsets
 from pool.core.bookmark import MAX_TEXT
 from pool.core.progress import Assembler, ItemT, Progress, WorkItem
-from pool.producers.sender import Output
+from pool.producers.output import Output
 from pool.topics import DEAD_LETTERS
 from schemas import Codec, PartitionOffsets, SkippedRange
 from servicekit.errors import Fatal, OffsetLost

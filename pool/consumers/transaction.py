@@ -25,7 +25,7 @@ from confluent_kafka import Producer as ConfluentProducer
 from pool.client_errors import ClientErrors
 from pool.connection import Connection
 from pool.core.bookmark import add_mark
-from pool.producers.sender import Output, producer_options
+from pool.producers.output import Output, producer_options
 from servicekit.errors import BrokerUnavailable, Fenced, Retryable
 
 log = logging.getLogger(__name__)

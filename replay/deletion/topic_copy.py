@@ -14,7 +14,7 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from pool.connection import Connection
 from pool.consumers.partition import DELETED
-from pool.producers.sender import producer_options
+from pool.producers.output import producer_options
 from pool.readers.scan import OffsetRange, Scan
 from replay.deletion.criteria import Forbidden, decoded
 from servicekit.errors import BrokerUnavailable, Fatal

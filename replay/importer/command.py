@@ -14,7 +14,7 @@ import numpy as np
 from pool import topics
 from pool.connection import MAX_RECORD_BYTES, Connection
 from pool.consumers.transaction import Transactions
-from pool.producers.sender import Output
+from pool.producers.output import Output
 from pool.readers.end_offsets import wait_until_readable
 from pool.readers.reader import read_records
 from pool.readers.scan import Scan

@@ -29,7 +29,7 @@ from pool.core.trajectories import (
     annotate,
     source_position,
 )
-from pool.producers.sender import Output
+from pool.producers.output import Output
 from pool.readers.dataset import began_too_early
 from pool.readers.selection import Selection
 from pool.topics import DEAD_LETTERS, STEPS, TRAJECTORIES, rewarded_topic

@@ -30,7 +30,7 @@ from pool.core.trajectories import (
     annotate,
     source_position,
 )
-from pool.producers.sender import Output
+from pool.producers.output import Output
 from pool.topics import REWARDED, STEPS
 from schemas import Record
 from servicekit.errors import Fenced

@@ -17,7 +17,7 @@ from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
 from pool.core.progress import WorkItem
 from pool.core.trajectories import StrayRecord, Trajectory
-from pool.producers.sender import Output
+from pool.producers.output import Output
 from pool.topics import LEDGER, REWARDED
 from schemas import DecidedGroup, Decision, Member, PartitionOffsets
 

@@ -25,7 +25,7 @@ from pool.core.trajectories import (
     annotate,
     source_position,
 )
-from pool.producers.sender import Output, producer_options
+from pool.producers.output import Output, producer_options
 from pool.readers.end_offsets import wait_until_readable
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS
 from schemas import Record, Step

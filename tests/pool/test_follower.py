@@ -11,8 +11,8 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from pool import topics
 from pool.connection import Connection
+from pool.producers.output import producer_options
 from pool.producers.producer import Producer
-from pool.producers.sender import producer_options
 from pool.readers.follower import Follower
 from pool.topics import STEPS
 from schemas import Codec, Position, Record

@@ -34,7 +34,7 @@ from pool.core.trajectories import (
     annotate,
     source_position,
 )
-from pool.producers.sender import Output, producer_options
+from pool.producers.output import Output, producer_options
 from pool.readers.decision_batch import read_batch, trained_members
 from pool.topics import DEAD_LETTERS, LEDGER, POLICY, REWARDED, STEPS
 from schemas import (

@@ -12,9 +12,9 @@ from confluent_kafka import Consumer, TopicPartition
 
 from pool import topics
 from pool.connection import MAX_RECORD_BYTES, Connection
-from pool.producers import sender
+from pool.producers import producer as producer_module
+from pool.producers.output import producer_options
 from pool.producers.producer import Producer
-from pool.producers.sender import producer_options
 from pool.readers.reader import open_topic
 from pool.topics import REWARDED, STEPS
 from schemas import Codec, Position, Step
@@ -46,7 +46,7 @@ def with_queue_of(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def options(connection: Connection, **others: Any) -> dict[str, Any]:
         return producer_options(connection, queue_buffering_max_messages=limit, **others)
 
-    monkeypatch.setattr(sender, "producer_options", options)
+    monkeypatch.setattr(producer_module, "producer_options", options)
 
 
 def filled(size: int) -> Step:

@@ -13,8 +13,8 @@ from confluent_kafka.cimpl import TopicPartition
 from pool import topics
 from pool.connection import Connection
 from pool.core.prompts import BrokenPrompt
+from pool.producers.output import producer_options
 from pool.producers.producer import Producer
-from pool.producers.sender import producer_options
 from pool.readers import prompt_history
 from pool.readers.end_offsets import wait_until_readable
 from pool.readers.prompt_history import PromptHistory, open_prompt_history

@@ -17,8 +17,8 @@ from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
 from pool.consumers.transaction import CALL_TIMEOUT
 from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
+from pool.producers.output import Output
 from pool.producers.producer import Producer
-from pool.producers.sender import Output
 from pool.readers.reader import open_topic
 from pool.topics import REWARDED, STEPS, TOPICS
 from servicekit.errors import AccessRefused, BrokerUnavailable, Fatal, SteplogError

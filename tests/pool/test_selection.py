@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from pool import topics
 from pool.connection import Connection
-from pool.producers.sender import producer_options
+from pool.producers.output import producer_options
 from pool.readers.dataset import Dataset
 from pool.readers.scan import OffsetRange, Scan
 from pool.readers.selection import Selection, SelectionSettings, find_ranges

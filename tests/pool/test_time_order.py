@@ -8,7 +8,7 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from pool import topics
 from pool.connection import Connection
-from pool.producers.sender import producer_options
+from pool.producers.output import producer_options
 from pool.readers import time_order
 from pool.readers.scan import OffsetRange, Scan
 from pool.readers.time_order import merge_by_time

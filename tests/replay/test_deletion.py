@@ -19,7 +19,7 @@ from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
 from pool.core.bookmark import Bookmark
 from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
-from pool.producers.sender import producer_options
+from pool.producers.output import producer_options
 from pool.readers.dataset import Dataset
 from pool.readers.end_offsets import wait_until_readable
 from pool.readers.selection import SelectionSettings

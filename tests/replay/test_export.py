@@ -12,7 +12,7 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from pool.producers.sender import producer_options
+from pool.producers.output import producer_options
 from pool.topics import REWARDED, STEPS
 from replay.export.command import export
 from replay.settings import ExportSettings

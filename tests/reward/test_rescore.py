@@ -12,7 +12,7 @@ from confluent_kafka import Producer as ConfluentProducer
 from pool.connection import Connection
 from pool.core.groups import Group, GroupAssembler, GroupRules
 from pool.core.progress import Received
-from pool.producers.sender import producer_options
+from pool.producers.output import producer_options
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS, TRAJECTORIES, find_topics
 from reward.rescore import command as rescore
 from reward.settings import RescoreSettings

@@ -17,7 +17,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from pool import topics
 from pool.connection import Connection
-from pool.producers.sender import producer_options
+from pool.producers.output import producer_options
 from pool.topics import STEPS, TOPICS
 from schemas import Codec, Record, SchemaError, Step, StepNote
 from schemas.codec import CONFLUENT, SINGLE_OBJECT, current_schema

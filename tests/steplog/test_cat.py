@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pool import topics
 from pool.connection import Connection
-from pool.producers.sender import producer_options
+from pool.producers.output import producer_options
 from pool.readers.reader import TopicReader
 from pool.topics import STEPS, TRAJECTORIES
 from schemas import Codec, Position, Record, Registration

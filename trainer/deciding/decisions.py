@@ -9,7 +9,7 @@ from typing import Any
 
 from pool.core.groups import Group, UngroupedTrajectory
 from pool.core.progress import WorkItem
-from pool.producers.sender import Output
+from pool.producers.output import Output
 from schemas import DecidedGroup, Decision, PartitionOffsets
 from servicekit.errors import Fatal
 from trainer.deciding.choosing import Judged, choose, closed_at, in_turn

@@ -21,7 +21,7 @@ from pool.core.bookmark import Bookmark
 from pool.core.groups import GroupAssembler
 from pool.core.progress import Progress, WorkItem
 from pool.core.trajectories import StrayRecord
-from pool.producers.sender import Output
+from pool.producers.output import Output
 from pool.readers.scan import OffsetRange, Scan, received
 from pool.readers.time_order import merge_by_time
 from schemas import PartitionOffsets, SchemaError, SkippedRange

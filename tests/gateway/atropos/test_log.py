@@ -1,15 +1,23 @@
 """What is written is what a rebuild finds, also when records must be sent again."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
 
 from gateway.atropos import log as log_module
-from gateway.atropos.events import Began, Env, Joined, Registered, Training
+from gateway.atropos.events import (
+    Began,
+    Env,
+    Joined,
+    Registered,
+    Snapshot,
+    Training,
+    decode_event,
+)
 from gateway.atropos.log import Log
 from gateway.atropos.neighbours import Neighbours
 from gateway.atropos.rebuild import Rebuild
@@ -17,11 +25,12 @@ from gateway.atropos.retries import Retries
 from gateway.atropos.state import State
 from pool import topics
 from pool.connection import Connection
-from pool.producers import batch_producer as convoys
-from pool.producers.batch_producer import Convoys
+from pool.producers.output import Output
+from pool.producers.producer import Producer
 from pool.readers.reader import open_topic
 from pool.topics import ATROPOS, REWARDED
-from schemas import Codec
+from schemas import AtroposEvent, Codec, Position, Record, ScoredGroup
+from servicekit.errors import BrokerUnavailable
 from tests.gateway.atropos import running
 
 pytestmark = pytest.mark.broker
@@ -31,9 +40,15 @@ TRAINING = msgspec.convert(running.TRAINING, Training)
 ENV = Env(max_context_len=512, weight=1.0, desired_name="maths", group_size=4)
 
 
-class Life(NamedTuple):
-    state: State
-    log: Log
+class FailingProducer(Producer):
+    """Awaits `fail` before each record is sent; when it returns True, the broker is unavailable."""
+
+    fail: Callable[[Record], Awaitable[bool]] | None = None
+
+    async def deliver(self, output: Output) -> Position:
+        if self.fail and await self.fail(self._codec.decode(output.value)):
+            raise BrokerUnavailable("not now")
+        return await super().deliver(output)
 
 
 @pytest.fixture
@@ -43,18 +58,20 @@ def connection_with_topics(connection: Connection) -> Connection:
 
 
 @asynccontextmanager
-async def life(connection: Connection, **options: Any) -> AsyncIterator[Life]:
+async def opened_log(
+    connection: Connection,
+) -> AsyncIterator[tuple[State, Log, FailingProducer]]:
     codec = Codec()
     async with (
-        Convoys(connection, codec, **options) as producer,
+        FailingProducer(connection, codec) as producer,
         open_topic(connection, ATROPOS) as events,
         open_topic(connection, REWARDED) as rewarded,
     ):
         rebuilt = await Rebuild(events, rewarded, producer, codec, RUN).run("owner")
         retries, neighbours = Retries(), Neighbours(len(rewarded.partitions))
-        written = Log(producer, RUN, "owner", rebuilt.state, retries, neighbours)
-        await written.write_snapshot()
-        yield Life(rebuilt.state, written)
+        log = Log(producer, RUN, "owner", rebuilt.state, retries, neighbours)
+        await log.write_snapshot()
+        yield rebuilt.state, log, producer
 
 
 def fields(name: str) -> dict[str, Any]:
@@ -63,20 +80,32 @@ def fields(name: str) -> dict[str, Any]:
 
 
 async def test_a_snapshot_that_is_sent_again_hides_no_event(
-    connection_with_topics: Connection, monkeypatch: pytest.MonkeyPatch
+    connection_with_topics: Connection,
 ) -> None:
-    """Its first try is refused, while an event waits behind it that would go before it then."""
-    monkeypatch.setattr(convoys, "LARGEST", 2)
-    async with life(connection_with_topics, queue_buffering_max_messages=1) as (_, written):
-        await written.happen(Registered(training=TRAINING), lambda: None)
-        await written.happen(Began(), lambda: None)
+    """The first attempt fails while an event waits behind it, which must not overtake it."""
+    failed = 0
+
+    async def fail(record: Record) -> bool:
+        nonlocal failed
+        if not isinstance(record, AtroposEvent):
+            return False
+        fails = isinstance(decode_event(record.event), Snapshot) and not failed
+        failed += fails
+        await asyncio.sleep(0.1 if fails else 0)
+        return fails
+
+    async with opened_log(connection_with_topics) as (_, log, producer):
+        await log.happen(Registered(training=TRAINING), lambda: None)
+        await log.happen(Began(), lambda: None)
+        producer.fail = fail
         await asyncio.gather(
-            written.assemble(fields("leaves alone")),
-            written.assemble(fields("takes the room")),
-            written.write_snapshot(),
-            written.happen(Joined(env=ENV), lambda: None),
+            log.assemble(fields("first")),
+            log.assemble(fields("second")),
+            log.write_snapshot(),
+            log.happen(Joined(env=ENV), lambda: None),
         )
-    async with life(connection_with_topics) as (state, _):
+    assert failed == 1
+    async with opened_log(connection_with_topics) as (state, _, _):
         assert [env.desired_name for env in state.envs] == ["maths"]
         assert len(state.queue) == 2
 
@@ -84,18 +113,29 @@ async def test_a_snapshot_that_is_sent_again_hides_no_event(
 async def test_a_group_that_lies_before_an_older_one_is_not_left_behind_by_a_snapshot(
     connection_with_topics: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The older one is refused twice, so the younger one is written first; the event between them
-    brings a snapshot that has the older one only."""
-    monkeypatch.setattr(convoys, "LARGEST", 3)
-    monkeypatch.setattr(log_module, "SNAPSHOT_EVERY", 5)
-    async with life(connection_with_topics, queue_buffering_max_messages=2) as (_, written):
-        await written.happen(Registered(training=TRAINING), lambda: None)
+    """Sending the older group fails, so the younger one is written first; the event between them
+    triggers a snapshot that contains only the older one."""
+    failed = False
+
+    async def fail(record: Record) -> bool:
+        nonlocal failed
+        if failed or not isinstance(record, ScoredGroup) or record.group_uid != "older":
+            return False
+        failed = True
+        await asyncio.sleep(0.5)  # the younger one is acknowledged
+        return True
+
+    monkeypatch.setattr(log_module, "SNAPSHOT_EVERY", 3)
+    async with opened_log(connection_with_topics) as (_, log, producer):
+        await log.happen(Registered(training=TRAINING), lambda: None)
+        producer.fail = fail
         await asyncio.gather(
-            *(written.happen(Began(), lambda: None) for _ in range(3)),
-            written.assemble(fields("older")),
-            written.happen(Joined(env=ENV), lambda: None),
-            written.assemble(fields("younger")),
+            log.happen(Began(), lambda: None),
+            log.assemble(fields("older")),
+            log.happen(Joined(env=ENV), lambda: None),
+            log.assemble(fields("younger")),
         )
-    async with life(connection_with_topics) as (state, _):
-        places = {group.record.group_uid: group.place.offset for group in state.queue}
-        assert places == {"younger": 0, "older": 1}
+    assert failed
+    async with opened_log(connection_with_topics) as (state, _, _):
+        offsets = {group.record.group_uid: group.place.offset for group in state.queue}
+        assert offsets == {"younger": 0, "older": 1}

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from pool import topics
 from pool.connection import Connection
-from pool.producers.sender import producer_options
+from pool.producers.output import producer_options
 from pool.topics import REWARDED
 from schemas import Decision
 from servicekit.errors import Fatal
