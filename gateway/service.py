@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
 import uvloop
 
-from gateway.atropos.keeper import Life, keep
-from gateway.atropos.mounted import Mounted
+from gateway.atropos.mount import Mounted
 from gateway.atropos.service import BACKLOG, end_with_keeper
+from gateway.atropos.supervisor import Life, keep
 from gateway.calls.generation import Generator
 from gateway.engines.fleet import open_engines
 from gateway.engines.policy import Policy

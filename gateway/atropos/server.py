@@ -12,7 +12,11 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.atropos import metrics
-from gateway.atropos.events import (
+from gateway.atropos.http.scored_data import Posted
+from gateway.atropos.log.retries import Delivery, Retries
+from gateway.atropos.log.writer import Log
+from gateway.atropos.state.env_status import env_status
+from gateway.atropos.state.events import (
     Began,
     Env,
     Handed,
@@ -24,12 +28,8 @@ from gateway.atropos.events import (
     Settled,
     Training,
 )
-from gateway.atropos.log import Log
-from gateway.atropos.polling import env_status
-from gateway.atropos.queue import Group
-from gateway.atropos.retries import Delivery, Retries
-from gateway.atropos.state import State
-from gateway.atropos.wire import Posted
+from gateway.atropos.state.queue import Group
+from gateway.atropos.state.state import State
 from gateway.errors import Unavailable
 
 NOT_REGISTERED = {

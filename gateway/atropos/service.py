@@ -10,16 +10,16 @@ import uvicorn
 import uvloop
 
 from gateway.atropos import metrics
-from gateway.atropos.agents import Agents
-from gateway.atropos.app import AtroposApp
-from gateway.atropos.keeper import Life, keep
-from gateway.atropos.log import Log
-from gateway.atropos.neighbours import Neighbours
-from gateway.atropos.rebuild import Rebuild, Rebuilt
-from gateway.atropos.retries import Retries
-from gateway.atropos.routes import Gate
+from gateway.atropos.agents.assembly import Agents
+from gateway.atropos.http.app import AtroposApp
+from gateway.atropos.http.routes import Gate
+from gateway.atropos.log.prompt_uids import Neighbours
+from gateway.atropos.log.rebuild import Rebuild, Rebuilt
+from gateway.atropos.log.retries import Retries
+from gateway.atropos.log.writer import Log
 from gateway.atropos.server import Server
 from gateway.atropos.settings import AtroposSettings
+from gateway.atropos.supervisor import Life, keep
 from gateway.http.keys import load_keys
 from gateway.http.server import http_server, serve_beside
 from pool import topics

@@ -1,6 +1,6 @@
 """Groups of any size, without content."""
 
-from gateway.atropos.queue import Group, group_of
+from gateway.atropos.state.queue import Group, group_of
 from schemas import Position, ScoredGroup
 
 

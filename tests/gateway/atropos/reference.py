@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 
-from gateway.atropos.queue import Group
+from gateway.atropos.state.queue import Group
 
 
 def batch(queue: Sequence[Group], size: int) -> list[int] | None:

@@ -8,8 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.atropos import log as log_module
-from gateway.atropos.events import (
+from gateway.atropos.log import writer as log_writer
+from gateway.atropos.log.prompt_uids import Neighbours
+from gateway.atropos.log.rebuild import Rebuild
+from gateway.atropos.log.retries import Retries
+from gateway.atropos.log.writer import Log
+from gateway.atropos.state.events import (
     Began,
     Env,
     Joined,
@@ -18,11 +22,7 @@ from gateway.atropos.events import (
     Training,
     decode_event,
 )
-from gateway.atropos.log import Log
-from gateway.atropos.neighbours import Neighbours
-from gateway.atropos.rebuild import Rebuild
-from gateway.atropos.retries import Retries
-from gateway.atropos.state import State
+from gateway.atropos.state.state import State
 from pool import topics
 from pool.connection import Connection
 from pool.producers.output import Output
@@ -125,7 +125,7 @@ async def test_a_group_that_lies_before_an_older_one_is_not_left_behind_by_a_sna
         await asyncio.sleep(0.5)  # the younger one is acknowledged
         return True
 
-    monkeypatch.setattr(log_module, "SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr(log_writer, "SNAPSHOT_EVERY", 3)
     async with opened_log(connection_with_topics) as (_, log, producer):
         await log.happen(Registered(training=TRAINING), lambda: None)
         producer.fail = fail

@@ -1,6 +1,6 @@
 """Which posts are retries, without a server."""
 
-from gateway.atropos.retries import Retries
+from gateway.atropos.log.retries import Retries
 
 
 async def test_a_retry_that_is_answered_leaves_nothing_behind() -> None:

@@ -6,7 +6,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.atropos.events import (
+from gateway.atropos.state.env_status import env_status
+from gateway.atropos.state.events import (
     AnyEvent,
     Began,
     Env,
@@ -20,9 +21,8 @@ from gateway.atropos.events import (
     decode_event,
     encode_event,
 )
-from gateway.atropos.polling import env_status
-from gateway.atropos.queue import Group
-from gateway.atropos.state import State, needed
+from gateway.atropos.state.queue import Group
+from gateway.atropos.state.state import State, needed
 from tests.gateway.atropos import running
 from tests.gateway.atropos.groups import group
 

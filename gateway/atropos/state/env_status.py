@@ -3,8 +3,8 @@
 import math
 from typing import Any, NamedTuple
 
-from gateway.atropos.events import Env
-from gateway.atropos.state import State
+from gateway.atropos.state.events import Env
+from gateway.atropos.state.state import State
 
 LEAST_WEIGHT = 0.01
 

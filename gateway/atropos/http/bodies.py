@@ -12,7 +12,7 @@ import msgspec
 from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from gateway.atropos.events import Env, Training
+from gateway.atropos.state.events import Env, Training
 from gateway.errors import BadRequest
 
 T = TypeVar("T")

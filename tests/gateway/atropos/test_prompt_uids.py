@@ -1,6 +1,6 @@
 """Names of groups: never the same, where Kafka's clients expect them, and together for a stretch."""
 
-from gateway.atropos.neighbours import STRETCH, Neighbours
+from gateway.atropos.log.prompt_uids import STRETCH, Neighbours
 from pool.readers.reader import TopicReader
 
 PARTITIONS = 12

@@ -8,7 +8,7 @@ no more when it is long.
 
 from collections.abc import Iterable
 
-from gateway.atropos.queue import Group
+from gateway.atropos.state.queue import Group
 
 
 class Buffer:

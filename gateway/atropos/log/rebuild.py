@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.atropos.events import (
+from gateway.atropos.state.events import (
     AnyEvent,
     Claimed,
     Snapshot,
@@ -21,8 +21,8 @@ from gateway.atropos.events import (
     first_of,
     life_of,
 )
-from gateway.atropos.queue import Group, group_of
-from gateway.atropos.state import State, needed
+from gateway.atropos.state.queue import Group, group_of
+from gateway.atropos.state.state import State, needed
 from pool.producers.producer import Producer
 from pool.readers.reader import TopicReader
 from pool.topics import ATROPOS

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from operator import itemgetter
 
-from gateway.atropos.queue import Group, Queue
+from gateway.atropos.state.queue import Group, Queue
 
 Placed = tuple[int, Group]
 """A group and its place in the queue."""

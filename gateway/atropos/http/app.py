@@ -19,12 +19,10 @@ from prometheus_client import Counter, Histogram
 from starlette.middleware.cors import CORSMiddleware
 
 from gateway.atropos import metrics
-from gateway.atropos.bodies import ENV_ID, GROUP, GROUPS, ScoredData, checked, no_json, refusal
-from gateway.atropos.compression import COMPRESS_FROM, NotGzip, compressed, inflated
-from gateway.atropos.queue import Group
-from gateway.atropos.routes import STATUS_ROUTES, Gate, make_routes
-from gateway.atropos.server import NOT_REGISTERED, Server
-from gateway.atropos.wire import (
+from gateway.atropos.http.bodies import ENV_ID, GROUP, GROUPS, ScoredData, checked, no_json, refusal
+from gateway.atropos.http.compression import COMPRESS_FROM, NotGzip, compressed, inflated
+from gateway.atropos.http.routes import STATUS_ROUTES, Gate, make_routes
+from gateway.atropos.http.scored_data import (
     NotPlain,
     Posted,
     checked_group,
@@ -32,6 +30,8 @@ from gateway.atropos.wire import (
     decode_groups,
     encode_batch,
 )
+from gateway.atropos.server import NOT_REGISTERED, Server
+from gateway.atropos.state.queue import Group
 from gateway.errors import ApiError, NotFound, TooLarge
 from gateway.http.exchange import JSON, Exchange, Headers
 from gateway.http.keys import Keys, api_key

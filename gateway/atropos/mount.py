@@ -8,11 +8,11 @@ port, the keys and the process; when another server takes the run over, only thi
 import logging
 from typing import Any
 
-from gateway.atropos.app import AtroposApp
-from gateway.atropos.keeper import Life
-from gateway.atropos.routes import Gate
+from gateway.atropos.http.app import AtroposApp
+from gateway.atropos.http.routes import Gate
 from gateway.atropos.service import run_parts
 from gateway.atropos.settings import AtroposSettings
+from gateway.atropos.supervisor import Life
 from gateway.http.keys import Keys
 from servicekit.errors import Fenced
 

@@ -23,10 +23,10 @@ from typing import Any
 from aiokafka import ConsumerRecord
 
 from gateway.atropos import metrics
-from gateway.atropos.assembled import fields_of, trainable
-from gateway.atropos.events import Closed
-from gateway.atropos.log import Log
-from gateway.atropos.state import State
+from gateway.atropos.agents.scored_group import fields_of, trainable
+from gateway.atropos.log.writer import Log
+from gateway.atropos.state.events import Closed
+from gateway.atropos.state.state import State
 from pool.core.bookmark import Bookmark
 from pool.core.groups import Group, GroupAssembler, GroupRules
 from pool.core.progress import Progress, Received

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.atropos.events import AnyEvent, encode_event
-from gateway.atropos.neighbours import Neighbours
-from gateway.atropos.queue import group_of
-from gateway.atropos.retries import Delivery, Retries
-from gateway.atropos.state import State
-from gateway.atropos.turns import Turns
-from gateway.atropos.wire import Posted
+from gateway.atropos.http.scored_data import Posted
+from gateway.atropos.log.prompt_uids import Neighbours
+from gateway.atropos.log.retries import Delivery, Retries
+from gateway.atropos.log.sequence import Turns
+from gateway.atropos.state.events import AnyEvent, encode_event
+from gateway.atropos.state.queue import group_of
+from gateway.atropos.state.state import State
 from pool.producers.output import Output
 from pool.producers.producer import Producer
 from pool.topics import ATROPOS, REWARDED

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.atropos.buffer import Buffer
-from gateway.atropos.forming import fill, form
-from gateway.atropos.queue import Group, Queue
+from gateway.atropos.state.batches import fill, form
+from gateway.atropos.state.buffer import Buffer
+from gateway.atropos.state.queue import Group, Queue
 from tests.gateway.atropos import reference
 from tests.gateway.atropos.groups import group
 

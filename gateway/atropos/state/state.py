@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from gateway.atropos.assembled import CHANNEL, closed_at
-from gateway.atropos.buffer import Buffer
-from gateway.atropos.events import (
+from gateway.atropos.agents.scored_group import CHANNEL, closed_at
+from gateway.atropos.state.batches import fill, form
+from gateway.atropos.state.buffer import Buffer
+from gateway.atropos.state.events import (
     AnyEvent,
     Began,
     Closed,
@@ -31,8 +32,7 @@ from gateway.atropos.events import (
     Snapshot,
     Training,
 )
-from gateway.atropos.forming import fill, form
-from gateway.atropos.queue import Group, Queue
+from gateway.atropos.state.queue import Group, Queue
 
 UNKNOWN = -1
 """What /info says of numbers that no trainer has registered."""

@@ -11,10 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
 from starlette.middleware.gzip import GZipMiddleware
 
-from gateway.atropos.bodies import EnvIdentifier, Register, RegisterEnv, ScoredData, refusal
-from gateway.atropos.compression import COMPRESS_FROM, LEVEL
+from gateway.atropos.http.bodies import EnvIdentifier, Register, RegisterEnv, ScoredData, refusal
+from gateway.atropos.http.compression import COMPRESS_FROM, LEVEL
+from gateway.atropos.http.scored_data import encode_group
 from gateway.atropos.server import Server
-from gateway.atropos.wire import encode_group
 from gateway.errors import Unavailable
 from servicekit import distribution
 from servicekit.status import make_status_app
