@@ -116,7 +116,7 @@ def begin_rescore(connection: Connection, tag: str, plan: RescorePlan, ranges: T
     topics.create_rewarded_topic(connection, tag)
     steps = connection.topic_name(STEPS)
     starts = [
-        TopicPartition(steps, number, plan.first[number], Bookmark(span.first).text())
+        TopicPartition(steps, number, plan.first[number], Bookmark(span.first).encode())
         for number, span in ranges.extended_back(LOOK_BACK).items()
     ]
     plan_commit = _plan_partition(connection, tag)

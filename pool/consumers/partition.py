@@ -92,7 +92,7 @@ class AssignedPartition(Generic[ItemT]):
         # Most items take two bytes of the bookmark; encode it only when the partition may be full.
         if len(self.progress.open) * 2 < FULL_TEXT // 4:
             return False
-        return len(self.progress.bookmark(self.position).text()) > FULL_TEXT
+        return len(self.progress.bookmark(self.position).encode()) > FULL_TEXT
 
     def is_over(self) -> bool:
         return self.end is not None and self.position >= self.end
@@ -107,7 +107,7 @@ class AssignedPartition(Generic[ItemT]):
 
     def commit(self, done: Iterable[WorkItem[ItemT]]) -> TopicPartition:
         """The commit that belongs to a transaction with the outputs of `done`."""
-        text = self.progress.bookmark(self.position, done).text()
+        text = self.progress.bookmark(self.position, done).encode()
         return TopicPartition(self.topic, self.progress.partition, self.position, text)
 
     def _add_dead_letter(self, message: Message, offset: int, reason: str) -> None:

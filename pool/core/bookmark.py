@@ -1,7 +1,7 @@
-"""What a consumer writes beside its committed offset: how to get its state back.
+"""What a consumer commits beside its offset: how to rebuild its state.
 
-The committed offset is the next record to process, so that consumer lag stays true. The commit's
-metadata, at most 4 KiB of text, says the rest:
+The committed offset is the next record to process, so the consumer lag that Kafka tools show is
+right. The commit's metadata, at most 4 KiB of text, holds the rest:
 
     1 <rebuild offset> <pending items, as base64 of varints> [<mark of the transaction>]
 
@@ -21,8 +21,7 @@ from servicekit.errors import Fatal
 
 MARK_BYTES = 4
 MAX_TEXT = 4095 - (1 + 2 * MARK_BYTES)
-"""A broker refuses 4,096 bytes of metadata, and the whole transaction with them; the mark must fit
-too."""
+"""A broker refuses a transaction with 4,096 bytes of metadata or more; the mark must fit too."""
 FORMAT = "1"
 
 
@@ -30,14 +29,15 @@ class Bookmark(NamedTuple):
     rebuild: int
     pending: tuple[int, ...] = ()
 
-    def text(self) -> str:
+    def encode(self) -> str:
         deltas = _deltas(self.rebuild, self.pending)
         packed = b"".join(encode_varint(delta) for delta in deltas)
         return f"{FORMAT} {self.rebuild} {base64.b64encode(packed).decode()}"
 
     @classmethod
     def parse(cls, text: str | None, committed: int) -> "Bookmark":
-        """Empty text is a commit by another tool: an operator moved the offset, nothing is open."""
+        """Reads a commit's metadata. Without any, another tool has committed: an operator moved the
+        offset, and nothing is open."""
         if not text:
             return cls(committed)
         try:
@@ -54,14 +54,14 @@ class Bookmark(NamedTuple):
             return cls(int(rebuild), tuple(pending))
         except (ValueError, binascii.Error) as error:
             raise Fatal(
-                f"the commit at offset {committed} carries metadata that this version does not "
-                f"read ({text[:40]!r}); is another program using this consumer group?"
+                f"The commit at offset {committed} has metadata that this version cannot read "
+                f"({text[:40]!r}). Is another program using this consumer group?"
             ) from error
 
 
 def add_mark(text: str | None) -> str:
-    """With a mark by which this commit is told from an equal one: after a time-out, the offsets that
-    the group has tell whether our transaction took place."""
+    """Adds a random mark that tells this commit from an equal one, so that after a time-out the
+    group's offsets show whether our transaction took place."""
     return f"{text or ''} {secrets.token_hex(MARK_BYTES)}"
 
 

@@ -5,15 +5,16 @@ Rules, each tested by name:
 * A group is named by its prompt_uid and the offset in `steps` of its first record, since a prompt
   may come back in the next epoch.
 * It closes when group_size trajectories have ended and none of them still expects a reward, or when
-  a decision closes it after its deadline. Closing one group never waits for another.
-* A trajectory that began before its group closed is late; one that began after opens the next.
+  a Decision closes it after its deadline. Closing one group never waits for another.
+* A trajectory that began before the last group of its prompt closed is late; one that began after
+  that opens the next group.
 * Feedback counts until the group is decided; the last by offset in `steps` wins.
 * Failed and cancelled members leave the group and are never scored 0. It is usable with at least
   max(2, ceil(quorum * group_size)) members, else it is `too_few`.
-* A group that was posted as one (`pool.core.scored_groups`) is closed as it comes.
-* What a Decision names is done: when it is read again, nothing comes of it.
-* Groups of one prompt are decided in the order in which they closed: then the newest decided one
-  tells what is late, and a rebuild need not know which were closed at which record.
+* A group that was posted as one record (`pool.core.scored_groups`) is closed when it is read.
+* What a Decision names is done: when it is read again, it produces nothing.
+* Groups of one prompt are decided in the order in which they closed. So the newest decided one says
+  which trajectories are late, and a rebuild need not know at which record the others closed.
 """
 
 import math
@@ -37,11 +38,11 @@ from schemas.records import Verdict
 
 DECIDED_MEMORY = 1_000_000
 """Offsets for which a decided group is remembered, so that its stragglers are late and do not open
-a group of their own. It comes back from the ledger, not from reading the partition again."""
+a new group. After a restart it comes from the ledger, not from reading the partition again."""
 
 
 class GroupRules(NamedTuple):
-    """What a group needs, where its Steps do not say it."""
+    """How groups are formed. The size and deadline hold where Steps do not state their own."""
 
     channel: str = "train"
     group_size: int = 8
@@ -67,7 +68,7 @@ DEFAULT_RULES = GroupRules()
 
 @dataclass(slots=True)
 class Group:
-    """The trajectories of one prompt. It is closed when `closed_at` is set."""
+    """The trajectories of one prompt. The group is closed once `closed_at` is set."""
 
     prompt_uid: str
     partition: int
@@ -76,14 +77,14 @@ class Group:
     feedback: list[Received] = field(default_factory=list)
     """Rewards that came after their trajectory had ended."""
     refused: int = 0
-    """Offset in `steps` behind the last End that came with the uid of a member: what it ended is
-    late, now and when the group is closed."""
+    """Offset in `steps` behind the last End that repeated a member's uid. The repeated trajectory is
+    late, also after the group has closed."""
     closed_at: int | None = None
-    """Offset in `steps`: who began before it is late."""
+    """Offset in `steps`: trajectories of the prompt that began before it are late."""
 
     @property
     def first_offset(self) -> int:
-        """Of its oldest record, in the topic that it was read from."""
+        """Offset of its oldest record, in the topic that it was read from."""
         return min(member.first_offset for member in self.members.values())
 
     @property
@@ -97,35 +98,37 @@ class Group:
         )
 
     def reward(self, member: Trajectory) -> float | None:
-        """The last Feedback on the whole trajectory, else what its End says."""
-        given = [
+        """The last Feedback on the whole trajectory, else the reward in its End."""
+        rewards = [
             (source_position(received), feedback.reward)
             for received in (*member.feedback, *self.later_feedback(member))
             if (feedback := feedback_of(received)).step_id is None
         ]
-        return max(given)[1] if given else member.end.reward
+        return max(rewards)[1] if rewards else member.end.reward
 
     def later_feedback(self, member: Trajectory) -> list[Received]:
-        """What came after the member had ended."""
+        """The Feedback that came after the member had ended."""
         return [r for r in self.feedback if feedback_of(r).trajectory_uid == member.uid]
 
     def has_feedback(self, feedback: Feedback) -> bool:
-        """Whether this is a copy of Feedback that counts already."""
-        known = (*self.members[feedback.trajectory_uid].feedback, *self.feedback)
-        return any(feedback_of(r).feedback_id == feedback.feedback_id for r in known)
+        """Whether this is a copy of Feedback that the group already has."""
+        existing = (*self.members[feedback.trajectory_uid].feedback, *self.feedback)
+        return any(feedback_of(r).feedback_id == feedback.feedback_id for r in existing)
 
-    def last_source(self) -> int:
+    def last_source_offset(self) -> int:
+        """Offset in `steps` of its newest record."""
         ends = (member.ended.offset for member in self.members.values())
         later = (source_position(received).offset for received in self.feedback)
         return max(*ends, *later, self.refused)
 
     def deadline(self, rules: GroupRules) -> int:
-        """In milliseconds since the epoch: its members' own, else counted from its first record."""
+        """In milliseconds since the epoch: the latest that its Steps state, else counted from its first
+        record."""
         steps = [step_of(received) for m in self.members.values() for received in m.steps]
-        own = [step.deadline for step in steps if step.deadline is not None]
+        deadlines = [step.deadline for step in steps if step.deadline is not None]
         ends = [member.end for member in self.members.values()]
-        born = min(record.created_at for record in steps or ends)
-        return max(own) if own else born + int(rules.deadline * 1000)
+        created_at = min(record.created_at for record in steps or ends)
+        return max(deadlines) if deadlines else created_at + int(rules.deadline * 1000)
 
     def judge(
         self, rules: GroupRules, judge_member: Callable[["Group", Trajectory], Judgement]
@@ -155,7 +158,7 @@ class Group:
 
 
 def judge_member(group: Group, member: Trajectory) -> Judgement:
-    """Whether a member can be trained, as far as the trajectory itself tells."""
+    """Whether a member can be trained, judged by the trajectory alone, without its age."""
     status = member.end.status
     if status == "expired":
         return Judgement("expired", "its deadline passed")
@@ -172,7 +175,7 @@ def judge_member(group: Group, member: Trajectory) -> Judgement:
 
 @dataclass(frozen=True, slots=True)
 class UngroupedTrajectory:
-    """A whole trajectory that belongs to no group, with the reason."""
+    """A complete trajectory that belongs to no group, with the reason."""
 
     trajectory: Trajectory
     verdict: Verdict
@@ -200,7 +203,7 @@ def feedback_of(received: Received) -> Feedback:
     return received.record
 
 
-class _Closed(NamedTuple):
+class _ClosedGroup(NamedTuple):
     closed_at: int
     position: int
 
@@ -210,7 +213,7 @@ class GroupAssembler:
 
     `decided` are the groups of earlier Decisions on this partition, each with the offset that was
     committed together with it, oldest first; `others` are the trajectories that Decisions name
-    outside of groups. Trajectories that `selects` leaves out are as if they were not there.
+    outside of groups. Trajectories for which `selects` is false are ignored.
     """
 
     def __init__(
@@ -228,39 +231,39 @@ class GroupAssembler:
         self._open: dict[str, Group] = {}
         self._undecided: dict[str, list[Group]] = {}
         """Closed groups of a prompt, in the order in which they closed."""
-        self._closed: dict[str, _Closed] = {}
-        """Where the newest decided group of a prompt closed."""
+        self._last_closed: dict[str, _ClosedGroup] = {}
+        """By prompt: where its newest decided group closed."""
         self._done: dict[str, list[Sequence[int]]] = {}
         """The offsets of every trajectory that a Decision names, by uid."""
         self._ends: list[tuple[int, int]] = []
-        """Offset and source of Ends, without those before an End of a higher source."""
+        """Offset and source offset of Ends, without those before an End with a higher source offset."""
         for group, position in decided:
-            self._remember(group.prompt_uid, _Closed(group.closed_at, position))
-            self._name(group.members)
-        self._name(others)
+            self._remember(group.prompt_uid, _ClosedGroup(group.closed_at, position))
+            self._mark_done(group.members)
+        self._mark_done(others)
 
     def feed(self, received: Received) -> Group | UngroupedTrajectory | StrayRecord | None:
         if isinstance(received.record, ScoredGroup):
-            return self._scored(received, received.record)
+            return self._add_scored_group(received, received.record)
         item = self._trajectories.feed(received)
         if item is None:
             return None
         if isinstance(received.record, TrajectoryEnd):
-            self._see_end(received, received.record)
+            self._note_end(received, received.record)
         if isinstance(item, Trajectory):
-            return self._trajectory(item, received.offset)
+            return self._add_trajectory(item, received.offset)
         if isinstance(received.record, Feedback):
-            return self._feedback(item, received.record)
+            return self._add_feedback(item, received.record)
         return item
 
     def oldest_open(self) -> int | None:
-        offsets = [group.first_offset for group in self._needed()]
+        offsets = [group.first_offset for group in self._undecided_groups()]
         oldest = self._trajectories.oldest_open()
         return min(offsets if oldest is None else [*offsets, oldest], default=None)
 
     def forget_before(self, offset: int) -> None:
         self._trajectories.forget_before(offset)
-        gone = [group for group in self._needed() if group.first_offset < offset]
+        gone = [group for group in self._undecided_groups() if group.first_offset < offset]
         for group in gone:
             if group.closed_at is None:
                 del self._open[group.prompt_uid]
@@ -268,8 +271,8 @@ class GroupAssembler:
                 self._drop(group)
 
     def overdue(self, now: int) -> list[Group]:
-        """Open groups whose deadline has passed, for a decision to close. One waits while an earlier
-        group of its prompt is undecided."""
+        """Open groups whose deadline has passed, for a Decision to close. A group is left out while an
+        earlier group of its prompt is undecided."""
         return [
             group
             for group in self._open.values()
@@ -277,23 +280,25 @@ class GroupAssembler:
         ]
 
     def close(self, group: Group) -> None:
-        """Closes an open group with what it has; only while a decision is made. Late is who began
-        before the newest End that was read since the group began: a rebuild reads the same ones."""
+        """Closes an open group with the members it has; only for a Decision that is being made. A
+        trajectory is late if it began before the newest End that was read since the group began,
+        because a rebuild reads those same Ends."""
         newest = next(end for offset, end in self._ends if offset >= group.first_offset)
-        self._close(group, max(newest + 1, group.last_source()))
+        self._close(group, max(newest + 1, group.last_source_offset()))
 
     def decide(self, group: Group, position: int) -> None:
         """A Decision on a closed group was committed together with the offset `position`."""
         assert group.closed_at is not None
         assert self._undecided[group.prompt_uid][0] is group, "an earlier group is undecided"
         self._drop(group)
-        self._remember(group.prompt_uid, _Closed(group.closed_at, position))
+        self._remember(group.prompt_uid, _ClosedGroup(group.closed_at, position))
 
     def give_up(
         self, before: int, verdict: Verdict, reason: str
     ) -> tuple[list[Group], list[Member]]:
-        """Closes the open groups that began before the offset, for a decision, and forgets the
-        trajectories that began there and have not ended, which it gives with the verdict."""
+        """Closes the open groups that began before the offset, for a Decision, and forgets the
+        trajectories that began before it and have not ended. Returns the groups, and those trajectories
+        with the verdict."""
         groups = [group for group in self.open_groups() if group.first_offset < before]
         for group in groups:
             self.close(group)
@@ -316,7 +321,7 @@ class GroupAssembler:
         if not waiting:
             del self._undecided[group.prompt_uid]
 
-    def _name(self, members: Iterable[Member]) -> None:
+    def _mark_done(self, members: Iterable[Member]) -> None:
         for member in members:
             self._done.setdefault(member.trajectory_uid, []).append(member.offsets)
 
@@ -324,13 +329,14 @@ class GroupAssembler:
         return list(self._open.values())
 
     def has_undecided(self) -> bool:
-        """Whether a closed group waits for a decision."""
+        """Whether a closed group waits for its Decision."""
         return bool(self._undecided)
 
-    def _needed(self) -> Iterable[Group]:
+    def _undecided_groups(self) -> Iterable[Group]:
+        """Open groups and closed ones that wait for their Decision."""
         return (*self._open.values(), *(g for groups in self._undecided.values() for g in groups))
 
-    def _trajectory(
+    def _add_trajectory(
         self, trajectory: Trajectory, offset: int
     ) -> Group | UngroupedTrajectory | None:
         if any(offset in offsets for offsets in self._done.get(trajectory.uid, ())):
@@ -341,7 +347,7 @@ class GroupAssembler:
             return UngroupedTrajectory(
                 trajectory, "other_channel", f"its channel is {trajectory.end.channel}"
             )
-        self._forget_closed(offset)
+        self._forget_old_groups(offset)
         if trajectory.began.offset < self._closed_at(trajectory.prompt_uid):
             return UngroupedTrajectory(trajectory, "late", LATE)
         group = self._open.get(trajectory.prompt_uid)
@@ -353,19 +359,20 @@ class GroupAssembler:
         return self._close_if_complete(group)
 
     def _closed_at(self, prompt_uid: str) -> int:
-        """Where the newest closed group of a prompt closed."""
-        decided = self._closed.get(prompt_uid)
+        """Where the newest closed group of a prompt closed, decided or not."""
+        decided = self._last_closed.get(prompt_uid)
         waiting = (group.closed_at or 0 for group in self._undecided.get(prompt_uid, ()))
         return max(decided.closed_at if decided else 0, *waiting, 0)
 
     def _new_group(self, trajectory: Trajectory) -> Group:
-        said = trajectory.group_size
-        size = self._rules.group_size if said is None else said
+        size = trajectory.group_size
+        if size is None:
+            size = self._rules.group_size
         return Group(trajectory.prompt_uid, trajectory.records[0].partition, size)
 
-    def _feedback(self, stray: StrayRecord, feedback: Feedback) -> Group | StrayRecord | None:
+    def _add_feedback(self, stray: StrayRecord, feedback: Feedback) -> Group | StrayRecord | None:
         waiting = self._undecided.get(feedback.prompt_uid, ())
-        # The newest first: a rebuild no longer has those that were decided, and they are older.
+        # The newest first: a rebuild no longer has the decided ones, which are older.
         for group in (self._open.get(feedback.prompt_uid), *reversed(waiting)):
             if group is not None and feedback.trajectory_uid in group.members:
                 if group.has_feedback(feedback):
@@ -374,7 +381,9 @@ class GroupAssembler:
                 return self._close_if_complete(group)
         return StrayRecord(stray.received, "late", StrayReason.GROUP_NOT_OPEN)
 
-    def _scored(self, received: Received, record: ScoredGroup) -> Group | StrayRecord | None:
+    def _add_scored_group(
+        self, received: Received, record: ScoredGroup
+    ) -> Group | StrayRecord | None:
         trajectories = scored_groups.trajectories_of(received)
         if not trajectories:
             return StrayRecord(received, "invalid", StrayReason.NO_SCORES)
@@ -393,7 +402,7 @@ class GroupAssembler:
     def _close_if_complete(self, group: Group) -> Group | None:
         if group.closed_at is not None or not group.is_complete():
             return None
-        self._close(group, group.last_source())
+        self._close(group, group.last_source_offset())
         return group
 
     def _close(self, group: Group, at: int) -> None:
@@ -401,7 +410,7 @@ class GroupAssembler:
         del self._open[group.prompt_uid]
         self._undecided.setdefault(group.prompt_uid, []).append(group)
 
-    def _see_end(self, received: Received, end: TrajectoryEnd) -> None:
+    def _note_end(self, received: Received, end: TrajectoryEnd) -> None:
         at = source_position(received).offset
         while self._ends and self._ends[-1][1] <= at:
             self._ends.pop()
@@ -410,15 +419,15 @@ class GroupAssembler:
         if group is not None and end.trajectory_uid in group.members:
             group.refused = max(group.refused, at + 1)
 
-    def _remember(self, prompt_uid: str, closed: _Closed) -> None:
-        self._forget_closed(closed.position)
-        earlier = self._closed.pop(prompt_uid, None)
+    def _remember(self, prompt_uid: str, closed: _ClosedGroup) -> None:
+        self._forget_old_groups(closed.position)
+        earlier = self._last_closed.pop(prompt_uid, None)
         newest = max(closed, earlier) if earlier else closed
-        self._closed[prompt_uid] = _Closed(newest.closed_at, closed.position)
+        self._last_closed[prompt_uid] = _ClosedGroup(newest.closed_at, closed.position)
 
-    def _forget_closed(self, offset: int) -> None:
-        while self._closed:
-            uid, closed = next(iter(self._closed.items()))
+    def _forget_old_groups(self, offset: int) -> None:
+        while self._last_closed:
+            uid, closed = next(iter(self._last_closed.items()))
             if closed.position + DECIDED_MEMORY >= offset:
                 return
-            del self._closed[uid]
+            del self._last_closed[uid]

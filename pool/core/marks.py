@@ -1,12 +1,12 @@
 """Policy marks: how old a record is, from offsets alone.
 
 Before any engine can hold version v, the end offsets of all partitions are sampled: the `opened`
-marks of v. So whatever v generated lies at or after them, whatever clocks and producers say. The
-version by offset of a record is the newest version whose mark lies at or before it; the version that
-generated the record is never newer. Its age at version V splits exactly:
+marks of v. So everything that v generated lies at or after them; no clock and no producer has to be
+trusted. The version by offset of a record is the newest version whose mark lies at or before it; the
+version that generated the record is never newer. Its age at version V is the sum of two parts:
 
-    V - version by offset                 queue age: how long it lay in the log
-    version by offset - oldest segment    in-flight age: how long it took to be made
+    V - version by offset                 queue age: how long it waited in the log
+    version by offset - oldest segment    in-flight age: how long its generation took
 """
 
 from bisect import bisect_right
@@ -20,7 +20,7 @@ from schemas import PolicyVersion, Position
 
 
 class Age(NamedTuple):
-    """In versions."""
+    """The age of a trajectory, in versions."""
 
     queue: int
     in_flight: int
@@ -31,7 +31,7 @@ class Age(NamedTuple):
 
 
 class UnknownAge(ValueError):
-    """The log cannot say how old a record is, or the record says what cannot be."""
+    """The age of a record cannot be computed, or the record claims an impossible version."""
 
 
 class PolicyMarks:
@@ -40,7 +40,7 @@ class PolicyMarks:
     def __init__(self, run: str, records: Iterable[PolicyVersion] = ()) -> None:
         self.run = run
         self.incarnation = 0
-        """The highest that was seen; the next life of the trainer is one above."""
+        """The highest one so far; the next start of the trainer takes the number above it."""
         self.opened: int | None = None
         self.live: int | None = None
         self._versions: list[int] = []
@@ -61,7 +61,7 @@ class PolicyMarks:
             self.live = record.version
 
     def _open(self, record: PolicyVersion) -> None:
-        # A trainer that lost its last step opens that version again; the earliest mark is the safe one.
+        # A trainer that lost its last step opens that version again; the earliest marks are safe.
         if self.opened is not None and record.version <= self.opened:
             return
         self.opened = record.version
@@ -74,22 +74,22 @@ class PolicyMarks:
         return version in self._versions
 
     def opened_at(self, version: int) -> tuple[list[int], list[int]]:
-        """Offsets in `steps` and in its topic of rewards before which nothing lies that `version`
-        generated."""
-        at = self._versions.index(version)
-        return self._steps[at], self._rewarded[at]
+        """The marks of a version in `steps` and in its topic of rewards: nothing that `version`
+        generated lies before them."""
+        index = self._versions.index(version)
+        return self._steps[index], self._rewarded[index]
 
     def version_at(self, position: Position) -> int | None:
-        """The newest version that can have generated the record at this place in `steps`."""
-        at = bisect_right(
+        """The newest version that can have generated the record at this position in `steps`."""
+        count = bisect_right(
             self._steps, position.offset, key=lambda marks: _mark(marks, position.partition)
         )
-        return self._versions[at - 1] if at else None
+        return self._versions[count - 1] if count else None
 
     def stale_below(self, version: int, partition: int) -> int:
-        """Offset in `rewarded` below which everything is older than `version` for certain."""
-        at = bisect_right(self._versions, version)
-        return _mark(self._rewarded[at - 1], partition) if at else 0
+        """Offset in `rewarded` below which every record is certainly older than `version`."""
+        count = bisect_right(self._versions, version)
+        return _mark(self._rewarded[count - 1], partition) if count else 0
 
     def age(self, trajectory: Trajectory, version: int) -> Age:
         """The age of the oldest token of a trajectory when `version` is the newest."""
@@ -105,14 +105,14 @@ class PolicyMarks:
         )
 
     def _version_when_posted(self, position: Position) -> int:
-        """The newest when a group was posted to its topic of rewards; how long it was in flight before
-        nobody knows."""
-        at = bisect_right(
+        """The newest version when a group was posted to its topic of rewards. How long its generation
+        took before that is not known."""
+        count = bisect_right(
             self._rewarded, position.offset, key=lambda marks: _mark(marks, position.partition)
         )
-        if not at:
+        if not count:
             raise UnknownAge("it was posted before any version was open")
-        return self._versions[at - 1]
+        return self._versions[count - 1]
 
     def _step_age(self, received: Received, version: int) -> Age:
         step, position = step_of(received), source_position(received)
@@ -148,7 +148,7 @@ class PolicyMarks:
 
 
 def runs_of(trajectory: Trajectory) -> set[str]:
-    """Its runs: more than one, if a new run began while it was made."""
+    """The runs of a trajectory: more than one if a new run began while it was generated."""
     return {trajectory.end.run, *(step_of(received).run for received in trajectory.steps)}
 
 

@@ -1,13 +1,13 @@
-"""How far one partition has been processed, apart from Kafka.
+"""How far one partition has been processed, independent of Kafka.
 
-A consumer that waits for whole trajectories or groups holds state between records. `Progress` feeds
-records to an assembler that holds this state and hands out the items which they complete. At any
-moment `bookmark()` says how to get the same state back after a crash:
+A consumer that waits for complete trajectories or groups holds state between records. `Progress`
+feeds records to an assembler, which holds this state, and hands out the items that they complete. At
+any moment `bookmark()` says how to rebuild the same state after a crash:
 
 * Records are read again from the rebuild offset (and a little before it, see `Assembler.memory`) up
   to the committed offset. Items completed there are handed out again only if the bookmark lists
   them; all others had their outputs committed together with that offset.
-* From the committed offset on the partition is live. What was listed is handed out then, not
+* From the committed offset on, the partition is live. The listed items are handed out then and not
   before: records read again after an item was complete may still change it, as Feedback does.
 
 So each item's output is committed once, whatever the moment of the crash, as long as outputs and
@@ -24,23 +24,24 @@ from servicekit.errors import Fatal
 
 
 class Received(NamedTuple):
-    """A record and where it was read."""
+    """A record and the position at which it was read."""
 
     record: Record
     partition: int
     offset: int
     trace: str = ""
-    """The traceparent that it came with."""
+    """The traceparent in its Kafka headers."""
     header: bytes = b""
-    """What its value began with, where it was kept: `schemas.codec.mark` tells the schema from it."""
+    """The first bytes of its value, if the reader kept them; `schemas.codec.writer_schema_id` reads the
+    schema's id from them."""
 
 
 class AssembledItem(Protocol):
-    """Something whole that an assembler made of records."""
+    """Something complete that an assembler built from records."""
 
     @property
     def first_offset(self) -> int:
-        """Of the oldest record that it is made of."""
+        """Offset of the oldest record that it is built from."""
 
 
 ItemT = TypeVar("ItemT", bound=AssembledItem)
@@ -48,13 +49,13 @@ ItemT_co = TypeVar("ItemT_co", bound=AssembledItem, covariant=True)
 
 
 class Assembler(Protocol[ItemT_co]):
-    """The open state of one partition: a function of the records fed to it and of nothing else."""
+    """The open state of one partition: a function of nothing but the records fed to it."""
 
     memory: int
-    """For how many offsets something closed is remembered, to know what comes late."""
+    """For how many offsets a closed item is remembered, to recognize late records."""
 
     def feed(self, received: Received) -> ItemT_co | None:
-        """Takes the next record; gives the item that it completes."""
+        """Takes the next record and returns the item that it completes."""
 
     def oldest_open(self) -> int | None:
         """Offset of the oldest record that the open state needs."""
@@ -65,7 +66,7 @@ class Assembler(Protocol[ItemT_co]):
 
 @dataclass(eq=False, slots=True)
 class WorkItem(Generic[ItemT]):
-    """An item that waits for its output, under the assignment in which it was read."""
+    """A complete item that waits for its output, and the assignment under which it was read."""
 
     item: ItemT
     offset: int
@@ -82,19 +83,19 @@ class Progress(Generic[ItemT]):
     committed: int
     start: Bookmark
     open: dict[int, WorkItem[ItemT]] = field(default_factory=dict)
-    """Complete, output not committed yet; by the offset that names the item."""
+    """Items that are complete and whose output is not committed yet, by the offset that names them."""
     warm: bool = False
-    """The rebuild offset is reached: what is closed is remembered, and nothing is open yet."""
+    """Whether the rebuild offset is reached: closed items are remembered, and nothing is open yet."""
     live: bool = False
-    """The committed offset is reached."""
+    """Whether the committed offset is reached."""
     deleted: bool = False
-    """A record was deleted on purpose, so an item that was pending may be gone with it."""
+    """Whether a record was deleted on purpose, so that a pending item may be gone with it."""
 
     def read_from(self) -> int:
         return max(0, self.start.rebuild - self.assembler.memory)
 
     def feed(self, received: Received) -> list[WorkItem[ItemT]]:
-        """Takes the next record; gives the work that it makes ready."""
+        """Takes the next record and returns the work that it makes ready."""
         ready = [] if self.live else self._rebuild(received.offset)
         item = self.assembler.feed(received)
         if item is not None and (self.live or received.offset in self.start.pending):
@@ -104,13 +105,13 @@ class Progress(Generic[ItemT]):
         return ready
 
     def reach(self, position: int) -> list[WorkItem[ItemT]]:
-        """Nothing lies between the last record and `position`; gives the work that this makes
+        """There is no record between the last one and `position`; returns the work that this makes
         ready."""
         return [] if self.live else self._rebuild(position)
 
     def _rebuild(self, offset: int) -> list[WorkItem[ItemT]]:
         if offset >= self.start.rebuild and not self.warm:
-            # What began before was closed and done when the bookmark was written.
+            # Everything that began earlier was closed and done when the bookmark was written.
             self.warm = True
             self.assembler.forget_before(self.start.rebuild)
         return self._go_live() if offset >= self.committed else []
@@ -120,13 +121,13 @@ class Progress(Generic[ItemT]):
         missing = [offset for offset in self.start.pending if offset not in self.open]
         if missing and not self.deleted:
             raise Fatal(
-                f"partition {self.partition} holds no item at offset {missing[0]}, which was pending "
-                "when its offset was committed; was the topic or the version of this program changed?"
+                f"Partition {self.partition} has no item at offset {missing[0]}, which was pending at "
+                "the last commit. Was the topic changed, or another version of steplog used?"
             )
         return list(self.open.values())
 
     def bookmark(self, position: int, done: Iterable[WorkItem[ItemT]] = ()) -> Bookmark:
-        """How to come back to `position` once the outputs of `done` are committed."""
+        """How to rebuild the state at `position` once the outputs of `done` are committed."""
         offsets = {work.offset for work in done if work.assignment is self}
         waiting = sorted(offset for offset in self.open if offset not in offsets)
         needed = [self.open[offset].item.first_offset for offset in waiting]
@@ -136,6 +137,6 @@ class Progress(Generic[ItemT]):
         return Bookmark(min(needed, default=position), tuple(waiting))
 
     def close(self, done: Iterable[WorkItem[ItemT]]) -> None:
-        """The outputs of these items are committed."""
+        """Removes items whose outputs are committed."""
         for work in done:
             del self.open[work.offset]

@@ -59,7 +59,7 @@ def test_a_group_that_has_read_all_is_not_behind(log: Connection, group: str) ->
 
 
 def test_the_rebuild_offset_is_the_bookmark_of_the_commit(log: Connection, group: str) -> None:
-    commit(log, group, STEPS, {0: (4, add_mark(Bookmark(2).text()))})
+    commit(log, group, STEPS, {0: (4, add_mark(Bookmark(2).encode()))})
     (told,) = look(log, "--no-work")["groups"]
     first, second = told["partitions"]
     assert (first["committed"], first["rebuild"]) == (4, 2)

@@ -26,7 +26,7 @@ def test_a_clock_that_is_ahead_gives_no_negative_seconds() -> None:
 
 
 def test_the_rebuild_offset_comes_from_the_bookmark() -> None:
-    commit = Commit(60, add_mark(Bookmark(42, (50,)).text()))
+    commit = Commit(60, add_mark(Bookmark(42, (50,)).encode()))
     assert partition_lag(BOUNDS, commit, None, 0.0).rebuild == 42
 
 

@@ -64,7 +64,7 @@ class Disk:
 
     def commit(self, position: int, bookmark: Bookmark, outputs: Sequence[Output]) -> None:
         assert position >= self.committed, "the committed offset went back"
-        self.committed, self.text = position, bookmark.text()
+        self.committed, self.text = position, bookmark.encode()
         assert len(self.text) <= MAX_TEXT
         self.outputs += outputs
 

@@ -228,7 +228,7 @@ def test_a_commit_that_the_group_does_not_have_is_done_again(log: Connection) ->
         lost = poll_works(reader, 2)
         reader.poll()
         assert reader._partitions[0].paused
-        reader._partitions[0].saved = (6, Bookmark(6).text())
+        reader._partitions[0].saved = (6, Bookmark(6).encode())
         reader._must_verify = True
         again = poll_works(reader, 2)
         for work in (*lost, *again):

@@ -111,7 +111,7 @@ def test_a_pending_item_waits_until_everything_is_read_again_that_may_change_it(
 
 def test_a_pending_item_that_the_log_no_longer_gives_stops_the_reader() -> None:
     reading = progress(3, Bookmark(0, (2,)))
-    with pytest.raises(Fatal, match="holds no item at offset 2"):
+    with pytest.raises(Fatal, match="has no item at offset 2"):
         feed(reading, log(*run_of("t1"), step("a", "t2"), step("b", "t2")))
 
 

@@ -99,7 +99,7 @@ class Log:
         name = self.connection.topic_name(STEPS)
         ends = {m.partition: m.offset + 1 for m in messages(self.connection, STEPS)}
         places = [
-            TopicPartition(name, number, end, Bookmark(0, (end - 1,)).text())
+            TopicPartition(name, number, end, Bookmark(0, (end - 1,)).encode())
             for number, end in ends.items()
         ]
         consumer = Consumer(self.connection.confluent(group_id=self.group))
