@@ -1,9 +1,9 @@
-"""Records that can never be used: kept as they were, with where they lay and why.
+"""Records that can never be used: kept unchanged, with their position and the reason.
 
-The limiter tells a bad record from a bad deployment. Single bad records go to `dead-letters` and the
-partition goes on; when most of what is read is bad, the reader is at fault, and it must stop before
-it has drained the topic. The limiter counts records of the log, and a restart reads the newest of
-them again, so restarting does not reset it.
+The limiter tells a bad record from a bad deployment. Single bad records go to `dead-letters` and
+reading continues. When most records are bad, the reader is at fault and must stop before it has
+drained the topic. The limiter counts records of the log, and a restart reads the newest of them
+again, so restarting does not reset it.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ Headers = Sequence[tuple[str, bytes]]
 
 
 class DeadLetter(NamedTuple):
-    """Where a record lay, and what it was."""
+    """An unusable record as it was in its topic."""
 
     topic: str
     partition: int
@@ -27,7 +27,7 @@ class DeadLetter(NamedTuple):
     timestamp: int
 
     def headers_with(self, stage: str, reason: str) -> list[tuple[str, bytes]]:
-        """The original headers, then ours; the last of a name counts."""
+        """The original headers, then ours; of headers with the same name the last counts."""
         ours = {
             "steplog.topic": self.topic,
             "steplog.partition": str(self.partition),
@@ -40,8 +40,8 @@ class DeadLetter(NamedTuple):
 
 
 class PoisonLimiter:
-    """Looks at the last `window` records of a partition; at least `least` of them must be bad, and
-    more than `share`, before it stops the reader."""
+    """Stops the reader when, of the last `window` records of a partition, at least `least` and more
+    than the share `share` are bad."""
 
     def __init__(self, window: int = 1000, least: int = 100, share: float = 0.5) -> None:
         self._window = window
@@ -49,7 +49,7 @@ class PoisonLimiter:
         self._share = share
         self._seen = 0
         self._bad: deque[int] = deque()
-        """The numbers of the bad ones, counted from the first record seen."""
+        """The numbers of the bad records, counted from the first record."""
 
     def count_good(self) -> None:
         self._seen += 1
@@ -59,9 +59,9 @@ class PoisonLimiter:
         self._bad.append(self._seen)
         while self._bad[0] <= self._seen - self._window:
             self._bad.popleft()
-        looked_at = min(self._seen, self._window)
-        if len(self._bad) >= self._least and len(self._bad) > self._share * looked_at:
+        in_window = min(self._seen, self._window)
+        if len(self._bad) >= self._least and len(self._bad) > self._share * in_window:
             raise TooManyPoison(
-                f"{len(self._bad)} of the last {looked_at} records cannot be used, the last one "
+                f"{len(self._bad)} of the last {in_window} records cannot be used, the last one "
                 f"because {reason}; check that this version fits what writes the topic"
             )

@@ -1,4 +1,4 @@
-"""Prompts as deltas: what a Step stores of its prompt, and how a reader gets all of it.
+"""Delta-coded prompts: what a Step stores of its prompt, and how a reader restores all of it.
 
 A Step whose prompt begins as an earlier Step of the trajectory did (its prompt, then its response)
 stores the parent's step_id, how many ids they share, a hash of these, and only the ids after them.
@@ -13,7 +13,7 @@ from schemas import Step
 from schemas.packing import ID_BYTES
 
 WORTH_SHARING = 16 * ID_BYTES
-"""A shorter prefix is stored again: naming the parent would take more bytes than it saves."""
+"""A shorter prefix is stored again, since naming the parent would take more bytes than it saves."""
 
 
 class PromptDelta(NamedTuple):
@@ -26,14 +26,15 @@ class PromptDelta(NamedTuple):
 
 
 class BrokenPrompt(ValueError):
-    """A prompt cannot be put together: its parent is missing or differs from what the Step saw."""
+    """A prompt cannot be restored: its parent is missing or differs from what the Step extended."""
 
 
 def encode_prompt(prompt: bytes, contexts: Mapping[str, bytes]) -> PromptDelta:
     """What to store of a packed prompt.
 
     `contexts` maps the step_id of each acknowledged Step to its packed prompt and response. The one
-    that shares most is taken; the newest of equals, since a conversation goes on where it was.
+    with the longest common prefix becomes the parent; of equals the newest, since a conversation
+    usually continues its last turn.
     """
     best, shared = None, WORTH_SHARING - 1
     for step_id, context in contexts.items():
@@ -75,7 +76,7 @@ def prefix_hash(packed_ids: bytes) -> int:
 
 
 def common_prefix(left: bytes, right: bytes) -> int:
-    """Bytes of whole ids that both begin with: found by halving, since slices compare in C."""
+    """Bytes of the common prefix, in whole ids. A binary search, since slices compare in C."""
     known, limit = 0, min(len(left), len(right)) // ID_BYTES
     if left[: limit * ID_BYTES] == right[: limit * ID_BYTES]:
         return limit * ID_BYTES

@@ -1,9 +1,9 @@
 """Groups that were posted through the Atropos API, as trajectories.
 
-A ScoredGroup is one record: sequences of ids, masks that say which of them the model sampled, scores.
-Each sequence becomes a trajectory, and each stretch that its mask lets through a Step, so that whoever
-trains need not know where a group came from. What does not fit together was accepted by the server, as
-its clients expect, and cannot be trained: its Steps say why.
+A ScoredGroup is one record: sequences of token ids, masks that say which of them the model sampled,
+and scores. Each sequence becomes a trajectory, and each unmasked stretch of it a Step, so the trainer
+need not know where a group came from. The server accepts inconsistent groups, as its clients expect;
+they cannot be trained, and their Steps say why.
 """
 
 import json
@@ -17,56 +17,58 @@ from pool.core.trajectories import Trajectory
 from schemas import ScoredGroup, Segment, Step, TrajectoryEnd
 
 MASKED = -100
-"""In a mask: an id that is not trained."""
-UNKNOWN = [Segment(incarnation=0, version=0, first_token=0)]
-"""Nobody told the environment which weights answered."""
+"""The value in a mask of an id that is not trained."""
+UNKNOWN_WEIGHTS = [Segment(incarnation=0, version=0, first_token=0)]
+"""Environments are not told which weights sampled a sequence."""
 
 
 class _Sequence:
-    """One of a group's sequences, with the words that hold for it."""
+    """One of a group's sequences, with the options that apply to it."""
 
-    def __init__(self, group: ScoredGroup, number: int, words: "_Words") -> None:
+    def __init__(self, group: ScoredGroup, number: int, options: "_GroupOptions") -> None:
         self.group = group
         self.number = number
         self.uid = f"{group.group_uid}/{number}"
         self.tokens = group.tokens[number]
-        self.own = (words.of_each[number] if number < len(words.of_each) else None) or {}
-        self.words = words
+        self.overrides = (
+            options.of_sequences[number] if number < len(options.of_sequences) else None
+        ) or {}
+        self.options = options
 
     def override(self, name: str) -> Any:
-        """Its own word outweighs the group's."""
-        return {**self.words.of_group, **self.own}.get(name)
+        """An override of the sequence, else of its group."""
+        return {**self.options.of_group, **self.overrides}.get(name)
 
     def floats(self, sequences: list[bytes] | None) -> NDArray[np.float64]:
-        """Empty where nothing was given, which clients write as null or as an empty list."""
-        given = sequences[self.number] if sequences and self.number < len(sequences) else b""
-        return np.frombuffer(given, "<f8")
+        """Its entry of an optional list; empty if missing, which clients write as null or as []."""
+        packed = sequences[self.number] if sequences and self.number < len(sequences) else b""
+        return np.frombuffer(packed, "<f8")
 
 
-class _Words(NamedTuple):
-    """What an environment said besides numbers, read once for a group."""
+class _GroupOptions(NamedTuple):
+    """The JSON fields of a group, parsed once."""
 
     of_group: dict[str, Any]
-    of_each: list[dict[str, Any] | None]
+    of_sequences: list[dict[str, Any] | None]
     generation: dict[str, Any]
 
 
 def posted_group_uid(uid: str) -> str:
-    """The group that a trajectory would be in, if it was posted; any other uid is given back."""
+    """The uid of the posted group that a trajectory belongs to; other uids are returned unchanged."""
     return uid.rpartition("/")[0] or uid
 
 
 def trajectories_of(received: Received) -> list[Trajectory]:
-    """One trajectory per sequence that has a score."""
+    """The trajectories of a posted group, one per sequence that has a score."""
     assert isinstance(received.record, ScoredGroup)
     group = received.record
-    words = _Words(
+    options = _GroupOptions(
         json.loads(group.group_overrides or "null") or {},
         json.loads(group.overrides or "null") or [],
         json.loads(group.generation_params or "null") or {},
     )
     size = min(len(group.tokens), len(group.scores))
-    sequences = [_Sequence(group, number, words) for number in range(size)]
+    sequences = [_Sequence(group, number, options) for number in range(size)]
     return [_trajectory(received, sequence, size) for sequence in sequences]
 
 
@@ -98,7 +100,7 @@ def _trajectory(received: Received, sequence: _Sequence, size: int) -> Trajector
 def _steps(sequence: _Sequence) -> list[Step]:
     group, number = sequence.group, sequence.number
     ids = np.frombuffer(sequence.tokens, "<i4")
-    problem = _problem(sequence, len(ids))
+    problem = _find_problem(sequence, len(ids))
     mask = np.full(len(ids), MASKED) if problem else np.frombuffer(group.masks[number], "<i4")
     logprobs = np.zeros(len(ids)) if problem else sequence.floats(group.inference_logprobs)
     return [
@@ -112,7 +114,7 @@ def _steps(sequence: _Sequence) -> list[Step]:
             prompt_ids=ids[:first].tobytes(),
             response_ids=ids[first:end].tobytes(),
             response_logprobs=np.asarray(logprobs[first:end], "<f4").tobytes(),
-            segments=UNKNOWN,
+            segments=UNKNOWN_WEIGHTS,
             sampling=_sampling(sequence),
             not_trainable=problem,
             created_at=group.created_at,
@@ -122,12 +124,12 @@ def _steps(sequence: _Sequence) -> list[Step]:
 
 
 def _stretches(mask: NDArray[Any]) -> list[tuple[int, int]]:
-    """Where the mask lets ids through, as first and end."""
+    """The unmasked stretches of a mask, as first index and end."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask != MASKED, [0]])))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def _problem(sequence: _Sequence, length: int) -> str | None:
+def _find_problem(sequence: _Sequence, length: int) -> str | None:
     group, number = sequence.group, sequence.number
     lengths = {
         "mask": len(group.masks[number]) // 4 if number < len(group.masks) else 0,
@@ -137,23 +139,23 @@ def _problem(sequence: _Sequence, length: int) -> str | None:
     if not lengths["logprobs"]:
         return "it came without inference_logprobs"
     if sequence.override("sft"):
-        return "it asks to be imitated (sft), not to be compared"
-    for name, found in lengths.items():
-        if found != length:
-            return f"its {name} and its tokens differ in length ({found} and {length})"
+        return "it is for supervised fine-tuning (sft), not for comparison"
+    for name, count in lengths.items():
+        if count != length:
+            return f"its {name} and its tokens differ in length ({count} and {length})"
     return None
 
 
 def _advantages(sequence: _Sequence) -> bytes | None:
     if sequence.override("set_advantage_to_zero"):
         return np.zeros(len(sequence.tokens) // 4, "<f4").tobytes()
-    given = sequence.floats(sequence.group.advantages)
-    return np.asarray(given, "<f4").tobytes() if len(given) else None
+    advantages = sequence.floats(sequence.group.advantages)
+    return np.asarray(advantages, "<f4").tobytes() if len(advantages) else None
 
 
 def _sampling(sequence: _Sequence) -> str:
-    """How it was sampled, as far as the environment says: a sequence's own words come first, then
-    the generation parameters, then the group's."""
-    said = {**sequence.words.of_group, **sequence.words.generation, **sequence.own}
-    known = ("temperature", "top_p", "top_k", "min_p")
-    return json.dumps({name: said[name] for name in known if said.get(name) is not None})
+    """The sampling settings that the environment states: the sequence's overrides take precedence over
+    the generation parameters, and these over the group's overrides."""
+    options = {**sequence.options.of_group, **sequence.options.generation, **sequence.overrides}
+    names = ("temperature", "top_p", "top_k", "min_p")
+    return json.dumps({name: options[name] for name in names if options.get(name) is not None})

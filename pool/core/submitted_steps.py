@@ -1,6 +1,6 @@
-"""Steps that an agent sampled itself, as it sends them and as dumps have them.
+"""Steps that an agent sampled itself, in the form in which it submits or exports them.
 
-Their ids are made of their content, so that what is sent or imported again is folded.
+Their ids are derived from their content, so a Step that is submitted or imported twice is folded.
 """
 
 import uuid
@@ -13,7 +13,7 @@ Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Uid = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 WITHOUT_LOGPROBS = "it was submitted without rollout_log_probs"
-"""Why it cannot be trained."""
+"""Why such a Step cannot be trained."""
 SUBMITTED = uuid.UUID("0f0b8d39-4c5d-4f0b-9a52-7f9b1f0b6a57")
 
 
@@ -31,7 +31,7 @@ class SubmittedStep(msgspec.Struct, kw_only=True, gc=False):
 
 
 def step_id(trajectory_uid: str, step_index: int, prompt: bytes, response: bytes) -> str:
-    """Of packed ids."""
+    """The id of a submitted Step, from its packed prompt and response."""
     identity = f"{trajectory_uid} {step_index} {prompt.hex()} {response.hex()}"
     return str(uuid.uuid5(SUBMITTED, identity))
 

@@ -1,17 +1,17 @@
-"""Steps to whole trajectories.
+"""Steps to complete trajectories.
 
 Rules, each tested by name:
 
-* Only equal step_ids are the same Step; a second one is folded into the first. So are copies of a
-  note or of Feedback: an old copy never undoes a newer record.
+* Steps are the same only if their step_ids are equal; copies are folded into the first. So are copies
+  of a note or of Feedback: an old copy never undoes a newer record.
 * A trajectory closes at its first TrajectoryEnd by offset. Later Steps, notes and Ends are late.
-* It is whole when its distinct step_ids number at least what the End says: the process that closed
-  it knows of every Step acknowledged through itself, another may have acknowledged more before.
-* A hole, a missing parent or a prefix that differs makes it invalid, with the reason; it still
-  closes, so that nobody waits for it.
+* It is complete when it has at least as many distinct step_ids as its End counts: the process that
+  closed it knows every Step acknowledged through itself; another may have acknowledged more before.
+* Missing Steps, a missing parent or a different prefix make it invalid, with the reason; it still
+  closes, so that nothing waits for it.
 * Of Steps that answer the same request, the one that a later Step extends is kept, else the one
   that was delivered, else the last; the others are orphans: readable, not trained.
-* Feedback belongs to the open trajectory, or stands alone: it is never late here.
+* Feedback belongs to the open trajectory, or is a stray record; it is never late here.
 """
 
 from collections import OrderedDict
@@ -29,7 +29,8 @@ from schemas.records import Verdict
 
 MEMORY = 2_000
 """Offsets of its partition for which a closed trajectory is remembered. Gateways refuse calls on a
-closed trajectory, so late records are races of seconds; every restart reads this much again."""
+closed trajectory, so late records result from races of seconds; every restart reads this many offsets
+again."""
 
 
 class StrayReason(Enum):
@@ -67,9 +68,9 @@ class Trajectory:
     feedback: Sequence[Received]
     undelivered: frozenset[str]
     records: Sequence[Received]
-    """Everything that it is made of, as it was read; the End is last."""
+    """All of its records as they were read; the End is last."""
     advantages: bytes | None = None
-    """Packed float32, one per token, where an environment gave them (`pool.core.scored_groups`)."""
+    """Packed float32, one per token, if the environment computed them (`pool.core.scored_groups`)."""
 
     @property
     def uid(self) -> str:
@@ -90,18 +91,18 @@ class Trajectory:
 
     @property
     def group_size(self) -> int | None:
-        """What the trajectory itself says, its End before its Steps."""
-        said = [self.end.group_size, *(step_of(received).group_size for received in self.steps)]
-        return next((size for size in said if size is not None), None)
+        """The group size that the trajectory states, in its End or else in a Step."""
+        sizes = [self.end.group_size, *(step_of(received).group_size for received in self.steps)]
+        return next((size for size in sizes if size is not None), None)
 
     @property
     def is_scored(self) -> bool:
-        """It was posted through the Atropos API: nobody knows which weights sampled it."""
+        """Whether it came through the Atropos API; the weights that sampled it are not known then."""
         return isinstance(self.records[0].record, ScoredGroup)
 
     @property
     def began(self) -> Position:
-        """Of its first record in `steps`."""
+        """Position of its first record in `steps`."""
         return min(source_position(received) for received in self.records)
 
     @property
@@ -116,11 +117,9 @@ class Trajectory:
 
     @cached_property
     def problem(self) -> str | None:
-        """Why the trajectory is invalid."""
+        """Why the trajectory is invalid; None if it is valid."""
         if len(self.steps) < self.end.steps:
-            return (
-                f"{self.end.steps} Steps were counted at its end, {len(self.steps)} are in the log"
-            )
+            return f"its End counts {self.end.steps} Steps, and {len(self.steps)} are in the log"
         try:
             if any(step_of(received).parent is not None for received in self.steps):
                 _ = self.prompts
@@ -130,15 +129,15 @@ class Trajectory:
 
     @cached_property
     def orphans(self) -> frozenset[str]:
-        """step_ids of the answers to a repeated request that led nowhere."""
+        """step_ids of the answers to a repeated request that were not continued."""
         answers: dict[bytes, list[Received]] = {}
         for received in self.steps:
             if request := step_of(received).request_hash:
                 answers.setdefault(request, []).append(received)
         repeated = [
-            [step_of(received) for received in sorted(found, key=source_position)]
-            for found in answers.values()
-            if len(found) > 1
+            [step_of(received) for received in sorted(same_request, key=source_position)]
+            for same_request in answers.values()
+            if len(same_request) > 1
         ]
         return frozenset(
             step.step_id for steps in repeated for step in steps if step is not self._kept(steps)
@@ -146,7 +145,7 @@ class Trajectory:
 
     def _kept(self, answers: Sequence[Step]) -> Step:
         if self.problem is None:
-            # Its siblings have the same prompt, and would extend an answer without tokens.
+            # Siblings have the same prompt, so each would seem to extend an answer without tokens.
             siblings = {step.step_id for step in answers}
             others = [prompt for uid, prompt in self.prompts.items() if uid not in siblings]
             for step in reversed(answers):
@@ -190,13 +189,13 @@ class TrajectoryAssembler:
     def feed(self, received: Received) -> Trajectory | StrayRecord | None:
         record = received.record
         if isinstance(record, Step):
-            return self._step(received, record)
+            return self._add_step(received, record)
         if isinstance(record, TrajectoryEnd):
-            return self._end(received, record)
+            return self._add_end(received, record)
         if isinstance(record, StepNote):
-            return self._note(received, record)
+            return self._add_note(received, record)
         if isinstance(record, Feedback):
-            return self._feedback(received, record)
+            return self._add_feedback(received, record)
         return StrayRecord(received)
 
     def oldest_open(self) -> int | None:
@@ -207,16 +206,16 @@ class TrajectoryAssembler:
         self._open = {u: o for u, o in self._open.items() if o.records[0].offset >= offset}
 
     def open_trajectories(self) -> Iterable[tuple[str, Sequence[Received]]]:
-        """What has begun and not ended: uid and records, oldest first."""
+        """Trajectories that have not ended: uid and records, oldest first."""
         return ((uid, open_.records) for uid, open_ in self._open.items())
 
-    def _step(self, received: Received, step: Step) -> StrayRecord | None:
+    def _add_step(self, received: Received, step: Step) -> StrayRecord | None:
         if self._is_closed(step.trajectory_uid, received.offset):
             return StrayRecord(received, "late", StrayReason.TRAJECTORY_ENDED)
         open_ = self._open.get(step.trajectory_uid)
         if open_ is None:
             if step.parent is not None:
-                # Its parent was read before it, so the trajectory ended longer ago than we remember.
+                # Its parent lay before it, so the trajectory ended longer ago than we remember.
                 return StrayRecord(received, "late", StrayReason.TRAJECTORY_NOT_OPEN)
             open_ = self._open[step.trajectory_uid] = _OpenTrajectory([])
         if step.step_id not in open_.steps:
@@ -224,7 +223,7 @@ class TrajectoryAssembler:
             open_.records.append(received)
         return None
 
-    def _end(self, received: Received, end: TrajectoryEnd) -> Trajectory | StrayRecord:
+    def _add_end(self, received: Received, end: TrajectoryEnd) -> Trajectory | StrayRecord:
         was_closed = self._is_closed(end.trajectory_uid, received.offset)
         self._remember(end.trajectory_uid, received.offset)
         if was_closed:
@@ -237,7 +236,7 @@ class TrajectoryAssembler:
         open_.records.append(received)
         return open_.close(end)
 
-    def _note(self, received: Received, note: StepNote) -> StrayRecord | None:
+    def _add_note(self, received: Received, note: StepNote) -> StrayRecord | None:
         open_ = self._open.get(note.trajectory_uid)
         if open_ is None:
             return StrayRecord(received, "late", StrayReason.TRAJECTORY_NOT_OPEN)
@@ -246,7 +245,7 @@ class TrajectoryAssembler:
             open_.records.append(received)
         return None
 
-    def _feedback(self, received: Received, feedback: Feedback) -> StrayRecord | None:
+    def _add_feedback(self, received: Received, feedback: Feedback) -> StrayRecord | None:
         open_ = self._open.get(feedback.trajectory_uid)
         if open_ is None:
             return StrayRecord(received)
@@ -260,8 +259,8 @@ class TrajectoryAssembler:
         return closed_at is not None and closed_at + self.memory >= offset
 
     def _remember(self, uid: str, offset: int) -> None:
-        """Remembers a closed trajectory from its last End on, so that what is remembered depends on
-        the last `memory` offsets alone, wherever reading began."""
+        """Remembers a closed trajectory from its last End on. So what is remembered depends only on the
+        last `memory` offsets, wherever reading began."""
         self._closed.pop(uid, None)
         self._closed[uid] = offset
         while next(iter(self._closed.values())) + self.memory < offset:
@@ -269,7 +268,7 @@ class TrajectoryAssembler:
 
 
 def source_position(received: Received) -> Position:
-    """Where a record lies in `steps`, wherever it was read."""
+    """The position of a record in `steps`, also if it was read from `rewarded`."""
     origin = getattr(received.record, "source", None)
     return origin or Position(partition=received.partition, offset=received.offset)
 
@@ -280,5 +279,5 @@ def step_of(received: Received) -> Step:
 
 
 def annotate(record: Record, position: Position, **fields: object) -> Record:
-    """The copy of a record for `rewarded`: where it came from, and what was found out about it."""
+    """The copy of a record for `rewarded`: with its position in `steps`, and the fields to add."""
     return msgspec.structs.replace(record, source=position, **fields)

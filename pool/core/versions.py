@@ -1,17 +1,17 @@
-"""The name of a run's weights, as the trainer labels engines and gateways read it."""
+"""Labels of weights: the trainer sets them on engines, and gateways read them back."""
 
 from typing import NamedTuple, Self
 
 
 class Version(NamedTuple):
-    """Weights of a run, written `incarnation.version`."""
+    """A version of a run's weights, written `incarnation.version`."""
 
     incarnation: int
     number: int
 
     @classmethod
     def parse(cls, label: str) -> Self | None:
-        """None: weights that no trainer of ours has sent, such as those that vLLM starts with."""
+        """None if the weights did not come from a trainer, such as those that vLLM starts with."""
         incarnation, _, number = label.partition(".")
         if not (incarnation.isdecimal() and number.isdecimal()):
             return None

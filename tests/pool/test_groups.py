@@ -393,7 +393,7 @@ def test_a_group_of_usable_members_is_trained() -> None:
         ({"status": "expired"}, "expired", "its deadline passed"),
         ({"status": "failed", "reason": "no disk"}, "invalid", "failed: no disk"),
         ({"status": "cancelled"}, "invalid", "cancelled: no reason given"),
-        ({"steps": 2}, "invalid", "2 Steps were counted at its end, 1 are in the log"),
+        ({"steps": 2}, "invalid", "its End counts 2 Steps, and 1 are in the log"),
         ({"reward": None}, "invalid", "it has no reward"),
         ({"status": "truncated"}, "train", ""),
     ],

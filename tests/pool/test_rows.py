@@ -182,4 +182,4 @@ def test_a_trajectory_without_targets_says_why() -> None:
 
 def test_what_is_wrong_with_the_trajectory_comes_first() -> None:
     found = trajectory_of(step("a"), end(steps=2))
-    assert find_training_problem(found) == "2 Steps were counted at its end, 1 are in the log"
+    assert find_training_problem(found) == "its End counts 2 Steps, and 1 are in the log"

@@ -132,7 +132,7 @@ def test_more_steps_than_the_end_says_were_acknowledged_by_another_process() -> 
 
 def test_a_hole_makes_the_trajectory_invalid_and_still_closes_it() -> None:
     whole = trajectory_of(step("a"), step("a"), end(steps=2))
-    assert whole.problem == "2 Steps were counted at its end, 1 are in the log"
+    assert whole.problem == "its End counts 2 Steps, and 1 are in the log"
 
 
 # Prompts

@@ -56,7 +56,7 @@ def test_a_row_has_full_prompts_the_latest_reward_and_its_provenance(
     first, second = rows["r"]["steps"]
     assert (first["orphan"], first["delivered"]) == (True, False)
     assert (second["orphan"], second["delivered"], second["tenant"]) == (False, True, "acme")
-    assert rows["hole"]["problem"] == "2 Steps were counted at its end, 1 are in the log"
+    assert rows["hole"]["problem"] == "its End counts 2 Steps, and 1 are in the log"
     assert rows["empty"]["reason"] == "no engine"
 
     [at] = [m for m in messages(log, "rewarded") if (m.partition, m.offset) == place(talk)]

@@ -113,7 +113,7 @@ def test_it_ages_by_its_own_offset() -> None:
             {"advantages": floats((1.0,), (1.0,))},
             r"advantages and its tokens differ .* \(1 and 6\)",
         ),
-        ({"overrides": '[{"sft": true}, {"sft": true}]'}, "imitated"),
+        ({"overrides": '[{"sft": true}, {"sft": true}]'}, "supervised fine-tuning"),
         ({"generation_params": '{"top_p": 0.9}'}, "sampled with top_p 0.9"),
     ],
 )
