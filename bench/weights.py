@@ -4,10 +4,10 @@
     python -m bench.weights --transport nccl   a Qwen2 of 0.5e9 parameters; needs a GPU
     … --kill                                   also: one of two engines dies in the middle
 
-The sending side is the trainer's own, `Weights.sync`, with all phases over HTTP. An engine is a process
-that answers vLLM's control routes and receives with what runs in vLLM's workers; only the model behind
-it is plain: it copies what comes. With NCCL all share one GPU: each process claims a host of its own,
-so that the bytes go over sockets, in both of the compared. Without vLLM: see `bench.carry`.
+The sending side is the trainer's own, `EngineFleet.sync`, with all phases over HTTP. An engine is a
+process that answers vLLM's control routes and receives with what runs in vLLM's workers; only the model
+behind it is plain: it copies what comes. With NCCL all share one GPU: each process claims a host of its
+own, so that the bytes go over sockets, in both of the compared. Without vLLM: see `bench.carry`.
 """
 
 import argparse
@@ -27,10 +27,10 @@ import torch
 import torch.distributed as dist
 
 from pool.core.versions import Version
-from trainer.weights.fleet import Weights
+from trainer.weights.fleet import EngineFleet
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.source import ModuleSource, total_bytes
-from trainer.weights.sync import Synced
+from trainer.weights.sync import SyncReport
 
 HOST = "127.0.0.1"
 ROUNDS = 7
@@ -231,14 +231,14 @@ def check(url: str, model: Any) -> None:
     )
 
 
-def synced(weights: Weights, model: Any, number: int) -> tuple[Synced, float]:
+def synced(weights: EngineFleet, model: Any, number: int) -> tuple[SyncReport, float]:
     change(model)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     started = time.perf_counter()
     report = weights.sync(Version(1, number))
     seconds = time.perf_counter() - started
-    assert report.counts, report
+    assert report.is_complete, report
     return report, seconds
 
 
@@ -264,7 +264,7 @@ def compare(transport: str, model: Any, buffers: list[int]) -> None:
             settings = WeightsSettings(
                 engines=(url,), weights_transport=transport, weights_buffer_bytes=buffer * 2**20
             )
-            weights = Weights(settings, source)
+            weights = EngineFleet(settings, source)
             rounds = []
             for _ in range(ROUNDS):
                 number += 1
@@ -291,7 +291,7 @@ def kill(transport: str, model: Any) -> None:
         settings = WeightsSettings(
             engines=tuple(urls), weights_transport=transport, weights_buffer_bytes=2**26
         )
-        weights = Weights(settings, ModuleSource(model))
+        weights = EngineFleet(settings, ModuleSource(model))
         _, usual = synced(weights, model, 1)
         _, usual = synced(weights, model, 2)
         ask(urls[1] + "/die", {})

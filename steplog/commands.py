@@ -201,8 +201,8 @@ COMMANDS = [
     Command(
         "replay step",
         "replay-step",
-        "trainer.replaying.settings:ReplayStepSettings",
-        "trainer.replaying.step:step",
+        "trainer.reproduction.settings:ReplayStepSettings",
+        "trainer.reproduction.command:replay_step",
         "repeat the training step that made a version, and compare",
     ),
     Command(

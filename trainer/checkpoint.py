@@ -1,9 +1,8 @@
-"""Checkpoints: a version of the weights, and all that is needed to go on from it as if nothing had
-happened.
+"""Checkpoints: a version of the weights with everything that is needed to continue training from it.
 
-A checkpoint is a folder that has its name only when it is complete and on the disk: it is written
-beside its place and moved there. Tensors are in safetensors and the rest in JSON, so loading one runs
-nobody's code.
+A checkpoint is a folder. It is written under a temporary name and renamed when it is complete and on
+disk, so a folder with a checkpoint's name is always complete. Tensors are stored as safetensors and the
+rest as JSON, so that loading a checkpoint executes no code.
 """
 
 import json
@@ -18,14 +17,14 @@ from safetensors.torch import load_file, save_file
 
 from servicekit.errors import Fatal
 
-TENSORS, ABOUT = "state.safetensors", "about.json"
+TENSORS, DESCRIPTION = "state.safetensors", "about.json"
 DIGITS = 8
 UNFINISHED = ".unfinished-"
 
 
 class Checkpoints:
-    """Those of one run, in one folder. `keep` newest stay, and every one whose version is a multiple of
-    `keep_every`."""
+    """The checkpoints of one run, in one folder. Keeps the newest `keep`, and all whose version is a
+    multiple of `keep_every`."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class Checkpoints:
         self._probe = probe
 
     def versions(self) -> list[int]:
-        """Oldest first."""
+        """Versions that have a checkpoint, oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted(int(entry.name) for entry in self.folder.iterdir() if entry.name.isdecimal())
@@ -49,42 +48,50 @@ class Checkpoints:
     def newest(self) -> int | None:
         return max(self.versions(), default=None)
 
-    def place(self, version: int) -> Path:
+    def path(self, version: int) -> Path:
         return self.folder / f"{version:0{DIGITS}}"
 
     def load(self, version: int) -> dict[str, Any]:
-        """The tensors that were saved."""
-        place = self.place(version)
+        """The saved tensors."""
+        path = self.path(version)
         try:
-            tensors: dict[str, Any] = load_file(place / TENSORS)
+            tensors: dict[str, Any] = load_file(path / TENSORS)
             return tensors
         except (OSError, SafetensorError) as error:
             raise Fatal(
-                f"checkpoint {place} cannot be read: {error}; move it away to go on from the one before"
+                f"checkpoint {path} cannot be read: {error}; "
+                "move it away to continue from the one before"
             ) from error
 
-    def save(self, version: int, tensors: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
-        """`about` is for people and tools: run, model, settings."""
-        place = self.place(version)
-        if place.exists():
-            return place  # the same version is the same state
+    def description(self, version: int) -> dict[str, Any]:
+        """What `save` was given besides tensors: run, model and settings."""
+        description: dict[str, Any] = json.loads((self.path(version) / DESCRIPTION).read_text())
+        return description
+
+    def save(
+        self, version: int, tensors: Mapping[str, Any], description: Mapping[str, Any]
+    ) -> Path:
+        """Writes a checkpoint, and removes those that need not be kept any more."""
+        path = self.path(version)
+        if path.exists():
+            return path  # the same version is the same state
         unfinished = self.folder / f"{UNFINISHED}{version}"
         try:
             self._clear_unfinished()
             unfinished.mkdir(parents=True)
             save_file(dict(tensors), unfinished / TENSORS)
-            (unfinished / ABOUT).write_text(json.dumps(about, indent=1))
+            (unfinished / DESCRIPTION).write_text(json.dumps(description, indent=1))
             for file in unfinished.iterdir():
                 _sync(file)
             _sync(unfinished)
             self._probe("checkpoint written")
-            unfinished.rename(place)
+            unfinished.rename(path)
             _sync(self.folder)
         except OSError as error:
-            raise Fatal(f"checkpoint {place} cannot be written: {error.strerror}") from error
+            raise Fatal(f"checkpoint {path} cannot be written: {error.strerror}") from error
         self._probe("checkpoint renamed")
         self._remove_old()
-        return place
+        return path
 
     def _clear_unfinished(self) -> None:
         for leftover in self.folder.glob(f"{UNFINISHED}*"):
@@ -93,10 +100,9 @@ class Checkpoints:
     def _remove_old(self) -> None:
         for version in self.versions()[: -self._keep]:
             if not (self._keep_every and version % self._keep_every == 0):
-                place = self.place(version)
-                doomed = self.folder / f"{UNFINISHED}{version}"
-                place.rename(doomed)  # half a checkpoint must not have a checkpoint's name
-                shutil.rmtree(doomed)
+                obsolete = self.folder / f"{UNFINISHED}{version}"
+                self.path(version).rename(obsolete)  # half a checkpoint must not have its name
+                shutil.rmtree(obsolete)
 
 
 def _sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the bits of a training step depend on, besides weights, batch and settings."""
+"""The properties of the machine that the bits of a training step depend on."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from trainer.learner import Learner
 
 
-def machine(learner: Learner) -> dict[str, Any]:
+def describe_machine(learner: Learner) -> dict[str, Any]:
     on_cuda = learner.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(learner.device) if on_cuda else "cpu",
@@ -20,7 +20,7 @@ def machine(learner: Learner) -> dict[str, Any]:
     }
 
 
-def gives_the_same_bits(recorded: str, here: dict[str, Any], deterministic: bool) -> bool:
-    """Whether a step that was made on one machine comes out bit for bit the same on the other."""
-    steady = here["ranks"] == 1 and (here["device"] == "cpu" or deterministic)
-    return steady and bool(json.loads(recorded) == here)
+def is_bit_exact(recorded: str, machine: dict[str, Any], deterministic: bool) -> bool:
+    """Whether a step trained on the recorded machine gives the same bits on this one."""
+    is_steady = machine["ranks"] == 1 and (machine["device"] == "cpu" or deterministic)
+    return is_steady and bool(json.loads(recorded) == machine)

@@ -1,4 +1,4 @@
-"""The trainer as a process, or as several that `torchrun` starts."""
+"""`steplog train`: runs the trainer, as one process or as several ranks started by `torchrun`."""
 
 import logging
 import signal
@@ -23,29 +23,28 @@ from servicekit.tokenizer import TokenizerFolder
 from trainer import http
 from trainer.algorithm.settings import LossSettings
 from trainer.checkpoint import Checkpoints
-from trainer.data.batch import Limits, reward_of
-from trainer.data.decided import Decided, described
-from trainer.deciding.decider import Decider
-from trainer.deciding.decisions import Decisions
-from trainer.deciding.judging import Judge
-from trainer.deciding.thread import DecidingThread
-from trainer.following import follow
-from trainer.incarnation import Incarnation, wait_until_alone
+from trainer.data.batch import AgeLimits, shaped_reward
+from trainer.decisions.decider import Decider
+from trainer.decisions.judge import Judge
+from trainer.decisions.live_decider import LiveDecider
+from trainer.decisions.maker import DecisionMaker
+from trainer.incarnation.base import Incarnation
+from trainer.incarnation.live import LiveIncarnation, wait_until_alone
 from trainer.learner import Learner
-from trainer.life import Life
-from trainer.loop import Loop
+from trainer.loop import TrainingLoop
 from trainer.model.settings import LearnerSettings
 from trainer.model.sharding import Ranks, join, leave
-from trainer.offline.beginning import begin, check_live
 from trainer.offline.decider import OfflineDecider
-from trainer.offline.life import OfflineLife, alone
-from trainer.offline.summary import Summary
-from trainer.orders import Orders
+from trainer.offline.incarnation import OfflineIncarnation, lock_run
+from trainer.offline.run_definition import check_not_offline, define_run
+from trainer.offline.summary import OfflineSummary
 from trainer.progress.status import Progress, open_progress
-from trainer.settings import TrainSettings, part
+from trainer.rank_orders import RankOrders, execute_orders
+from trainer.recorded_settings import RecordedSettings, encode_settings
+from trainer.settings import TrainSettings, section
 from trainer.training import Training
-from trainer.weights import lockstep
-from trainer.weights.fleet import Weights
+from trainer.weights.fleet import EngineFleet
+from trainer.weights.ranks import RankGroup, SingleRank
 from trainer.weights.settings import WeightsSettings
 
 log = logging.getLogger(__name__)
@@ -54,45 +53,45 @@ Probe = Callable[[str], None]
 
 
 def serve(settings: TrainSettings, probe: Probe = lambda stage: None) -> str | None:
-    """Runs until SIGTERM or Ctrl-C, until the last version that is wanted is live, or until the range
-    ends of an offline run, which then tells what became of it. Raises Fatal with one sentence when it
-    cannot. `probe` is told of each stage; tests kill there."""
+    """Runs until SIGTERM or Ctrl-C, until the last requested version is live, or until the range of an
+    offline run ends; an offline run returns its summary. Raises Fatal with one sentence when it cannot
+    run. `probe` is called at each stage; tests kill the process there."""
     if not (settings.model / "config.json").is_file():
-        raise Fatal(f"model {settings.model} is no Hugging Face folder: it has no config.json")
+        raise Fatal(f"model {settings.model} is not a Hugging Face folder: it has no config.json")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    told = _serve(settings, join(), probe)
+    summary = _run_rank(settings, join(), probe)
     leave()
-    return told
+    return summary
 
 
-def _serve(settings: TrainSettings, ranks: Ranks, probe: Probe) -> str | None:
-    orders = Orders(ranks)
+def _run_rank(settings: TrainSettings, ranks: Ranks, probe: Probe) -> str | None:
+    orders = RankOrders(ranks)
     if ranks.rank > 0:
-        _follow(settings, orders)
+        _run_other_rank(settings, orders)
         return None
     topics.check_rewarded_topic(topics.check(settings), settings, settings.topic)
     if settings.offline:
-        return _lead_offline(settings, orders, probe)
-    _lead(settings, orders, probe)
+        return _run_offline(settings, orders, probe)
+    _run_live(settings, orders, probe)
     return None
 
 
-def _lead(settings: TrainSettings, orders: Orders, probe: Probe) -> None:
-    check_live(settings, settings.run)
+def _run_live(settings: TrainSettings, orders: RankOrders, probe: Probe) -> None:
+    check_not_offline(settings, settings.run)
     start_logging("train", settings)
     stop = stop_on_signals()
 
     def is_stopped() -> bool:
-        orders.give("wait")
+        orders.send("wait")  # the other ranks would time out
         return stop.is_set()
 
     wait_until_alone(settings, settings.consumer_group, is_stopped)
     if stop.is_set():
-        orders.give("stop")
+        orders.send("stop")
         return
-    with _shown(settings, settings.port) as (listener, progress):
-        life = Incarnation(
+    with _open_reporting(settings, settings.port) as (listener, progress):
+        incarnation = LiveIncarnation(
             settings,
             settings.run,
             settings.consumer_group,
@@ -102,32 +101,35 @@ def _lead(settings: TrainSettings, orders: Orders, probe: Probe) -> None:
             probe,
             settings.accept_loss,
         )
-        judge = Judge(settings, life.marks, _reward(settings))
-        decider = Decider(life, settings, judge, _describe(settings), probe)
-        _train(settings, life, decider, orders, listener, progress, stop, probe)
+        judge = Judge(settings, incarnation.marks, _reward_function(settings))
+        decider = LiveDecider(incarnation, settings, judge, _recorded_fields(settings), probe)
+        _train(settings, incarnation, decider, orders, listener, progress, stop, probe)
 
 
-def _lead_offline(settings: TrainSettings, orders: Orders, probe: Probe) -> str:
+def _run_offline(settings: TrainSettings, orders: RankOrders, probe: Probe) -> str:
     tokenizer = TokenizerFolder(str(settings.model))
-    beginning = begin(settings, tokenizer)
+    definition = define_run(settings, tokenizer)
     start_logging("train", settings)
     stop, started = stop_on_signals(), time.monotonic()
-    # A live trainer may have the usual port.
+    # The default port may be taken by a live trainer.
     port = settings.port if "port" in settings.model_fields_set else 0
-    with alone(settings.checkpoints, settings.run), _shown(settings, port) as (listener, progress):
-        life = OfflineLife(settings, beginning, tokenizer, probe)
-        judge = Judge(settings, life.marks, _reward(settings), any_age=True)
-        decisions = Decisions(life, settings, judge, _describe(settings))
-        decider = OfflineDecider(life, decisions, probe)
-        _train(settings, life, decider, orders, listener, progress, stop, probe)
+    with (
+        lock_run(settings.checkpoints, settings.run),
+        _open_reporting(settings, port) as (listener, progress),
+    ):
+        incarnation = OfflineIncarnation(settings, definition, tokenizer, probe)
+        judge = Judge(settings, incarnation.marks, _reward_function(settings), any_age=True)
+        decisions = DecisionMaker(incarnation, settings, judge, _recorded_fields(settings))
+        decider = OfflineDecider(incarnation, decisions, probe)
+        _train(settings, incarnation, decider, orders, listener, progress, stop, probe)
     seconds = time.monotonic() - started
-    summary = Summary(settings, settings.run)
-    return summary.told(settings.run, settings.checkpoints, decider.read(), seconds)
+    summary = OfflineSummary(settings, settings.run)
+    return summary.format(settings.run, settings.checkpoints, decider.range_progress(), seconds)
 
 
 @contextmanager
-def _shown(settings: TrainSettings, port: int) -> Iterator[tuple[socket, Progress]]:
-    """A place to ask how it is, and one to tell."""
+def _open_reporting(settings: TrainSettings, port: int) -> Iterator[tuple[socket, Progress]]:
+    """Opens the socket of the status page, and the view and trackers that progress is reported to."""
     with (
         listen(settings.host, port) as listener,
         open_progress(
@@ -142,75 +144,83 @@ def _shown(settings: TrainSettings, port: int) -> Iterator[tuple[socket, Progres
 
 def _train(
     settings: TrainSettings,
-    life: Life,
-    decider: DecidingThread,
-    orders: Orders,
+    incarnation: Incarnation,
+    decider: Decider,
+    orders: RankOrders,
     listener: socket,
     progress: Progress,
     stop: threading.Event,
     probe: Probe,
 ) -> None:
     with ExitStack() as stack:
-        orders.give("begin", str(life.number).encode())
-        training = _training(settings, probe, life.number)
-        weights = _weights(settings, training.learner)
-        stack.callback(weights.close)
+        orders.send("begin", str(incarnation.number).encode())
+        training = _make_training(settings, probe, incarnation.number)
+        fleet = _make_fleet(settings, training.learner)
+        stack.callback(fleet.close)
         stack.callback(decider.close)
         http.serve(listener, lambda: max(decider.last_progress, progress.last_change))
         decider.start()
-        loop = Loop(settings, life, decider, training, weights, orders, progress, stop, probe)
+        loop = TrainingLoop(
+            settings, incarnation, decider, training, fleet, orders, progress, stop, probe
+        )
         loop.run()
 
 
-def _follow(settings: TrainSettings, orders: Orders) -> None:
+def _run_other_rank(settings: TrainSettings, orders: RankOrders) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while (order := orders.hear()).kind == "wait":
+    while (order := orders.receive()).kind == "wait":
         pass
     if order.kind == "begin":
         tracing.start("train", settings.traces)
-        training = _training(settings, lambda stage: None, int(order.content))
-        follow(orders, training, _weights(settings, training.learner), settings.codec())
+        training = _make_training(settings, lambda stage: None, int(order.content))
+        fleet = _make_fleet(settings, training.learner)
+        execute_orders(orders, training, fleet, settings.codec())
 
 
-def _training(settings: TrainSettings, probe: Probe, incarnation: int) -> Training:
-    loss, learning = part(settings, LossSettings), part(settings, LearnerSettings)
+def _make_training(settings: TrainSettings, probe: Probe, incarnation: int) -> Training:
+    loss_settings = section(settings, LossSettings)
+    learner_settings = section(settings, LearnerSettings)
     torch.manual_seed(settings.seed)
-    learner = Learner.from_folder(settings.model, learning, loss)
+    learner = Learner.from_folder(settings.model, learner_settings, loss_settings)
     checkpoints = Checkpoints(
         settings.checkpoints, settings.run, settings.keep_checkpoints, settings.keep_every, probe
     )
-    about = {"run": settings.run, "model": str(settings.model), **_about(loss, learning)}
-    training = Training(settings, learner, checkpoints, about, probe, incarnation)
+    description = {
+        "run": settings.run,
+        "model": str(settings.model),
+        "loss": loss_settings.model_dump(mode="json"),
+        "learner": learner_settings.model_dump(mode="json"),
+    }
+    training = Training(settings, learner, checkpoints, description, probe, incarnation)
     training.restore()
     return training
 
 
-def _about(loss: LossSettings, learning: LearnerSettings) -> dict[str, Any]:
-    return {"loss": loss.model_dump(mode="json"), "learner": learning.model_dump(mode="json")}
-
-
-def _weights(settings: TrainSettings, learner: Learner) -> Weights:
-    chosen = part(settings, WeightsSettings)
+def _make_fleet(settings: TrainSettings, learner: Learner) -> EngineFleet:
     dtype = getattr(torch, settings.weights_dtype) if settings.weights_dtype else learner.dtype
-    ranks = lockstep.Ranks() if learner.ranks.world > 1 else lockstep.Alone()
-    return Weights(chosen, learner.weights(dtype), ranks=ranks)
+    ranks = RankGroup() if learner.ranks.world > 1 else SingleRank()
+    return EngineFleet(section(settings, WeightsSettings), learner.weights(dtype), ranks=ranks)
 
 
-def _reward(settings: TrainSettings) -> Callable[[Group, Trajectory], float]:
-    loss = part(settings, LossSettings)
+def _reward_function(settings: TrainSettings) -> Callable[[Group, Trajectory], float]:
+    """The function that returns a member's reward after shaping."""
+    loss = section(settings, LossSettings)
 
     def reward(group: Group, member: Trajectory) -> float:
         generated = 0
         if loss.overlong_max is not None:
             generated = sum(int((row.versions >= 0).sum()) for row in build_rows(member))
-        return reward_of(group, member, loss, generated)
+        return shaped_reward(group, member, loss, generated)
 
     return reward
 
 
-def _describe(settings: TrainSettings) -> Callable[[int], dict[str, Any]]:
-    limits = Limits(settings.run, settings.max_age, settings.stale_tokens == "mask")
-    made_with = Decided(part(settings, LossSettings), part(settings, LearnerSettings), limits)
-    text = described(made_with)
-    return lambda sequence: {"settings": text, "seed": settings.seed + sequence}
+def _recorded_fields(settings: TrainSettings) -> Callable[[int], dict[str, Any]]:
+    """The function that returns, for a sequence number, the fields of a Decision about its training."""
+    limits = AgeLimits(settings.run, settings.max_age, settings.stale_tokens == "mask")
+    recorded = RecordedSettings(
+        section(settings, LossSettings), section(settings, LearnerSettings), limits
+    )
+    encoded = encode_settings(recorded)
+    return lambda sequence: {"settings": encoded, "seed": settings.seed + sequence}

@@ -25,7 +25,7 @@ from steplog.kafka import local_kafka
 from tests.pool.log import until, write
 from tests.pool.records import feedback
 from tests.trainer.agents import RUN, group, submit
-from tests.trainer.deciding.deciding import deciding, verdicts
+from tests.trainer.decisions.deciding import deciding, verdicts
 
 pytestmark = pytest.mark.broker
 

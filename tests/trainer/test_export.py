@@ -33,7 +33,7 @@ def test_the_folder_loads_with_the_trained_weights(
 ) -> None:
     into = tmp_path / "exported"
     told = export(ExportSettings(run="run", checkpoints=checkpoints, into=into, dtype="float32"))
-    assert told == f"version 3 of run is in {into}"
+    assert told == f"exported version 3 of run run to {into}"
     before = dict(AutoModelForCausalLM.from_pretrained(tiny_model).named_parameters())
     after = dict(AutoModelForCausalLM.from_pretrained(into).named_parameters())
     assert before.keys() == after.keys()
@@ -43,7 +43,7 @@ def test_the_folder_loads_with_the_trained_weights(
 
 
 def test_what_cannot_be_exported_is_one_sentence(checkpoints: Path, tmp_path: Path) -> None:
-    with pytest.raises(Fatal, match=r"no checkpoint of version 7 .* there are: 3"):
+    with pytest.raises(Fatal, match=r"no checkpoint of version 7 .* available versions: 3"):
         export(ExportSettings(run="run", checkpoints=checkpoints, version=7, into=tmp_path / "x"))
     with pytest.raises(Fatal, match="is not empty; choose another --into"):
         export(ExportSettings(run="run", checkpoints=checkpoints, into=checkpoints))

@@ -19,7 +19,7 @@ from pool.topics import LEDGER, POLICY, REWARDED
 from schemas import PolicyVersion
 from tests.pool.log import committed, records
 from tests.trainer.agents import RUN, submit_groups
-from tests.trainer.deciding.deciding import decisions, trained
+from tests.trainer.decisions.deciding import decisions, trained
 from tests.trainer.lives import Life, settings_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]

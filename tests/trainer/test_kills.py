@@ -13,7 +13,7 @@ from pool.topics import LEDGER, POLICY
 from schemas import PolicyVersion
 from tests.pool.log import committed, records
 from tests.trainer.agents import RUN, submit_groups
-from tests.trainer.deciding.deciding import decisions
+from tests.trainer.decisions.deciding import decisions
 from tests.trainer.lives import Life, settings_of
 from tests.trainer.weights.stub_engine import StubEngine, running_stubs
 

@@ -19,7 +19,7 @@ from pool.topics import LEDGER, REWARDED
 from schemas import Outcome
 from tests.pool.log import records
 from tests.trainer.agents import RUN, submit_groups
-from tests.trainer.deciding.deciding import decisions, trained
+from tests.trainer.decisions.deciding import decisions, trained
 from tests.trainer.lives import Life, settings_of
 from tests.trainer.offline.history import offline
 

@@ -19,12 +19,14 @@ EPSILON = 1e-6
 """Added to a standard deviation, as verl does."""
 
 
-def here(vector: Floats) -> Floats:
+def single_rank(vector: Floats) -> Floats:
     """The total of a single rank."""
     return vector
 
 
-def advantages(rewards: Sequence[Floats], mode: AdvantageMode, total: Total = here) -> list[Floats]:
+def compute_advantages(
+    rewards: Sequence[Floats], mode: AdvantageMode, total: Total = single_rank
+) -> list[Floats]:
     """One array per group of this rank; a group lies on one rank."""
     above = [_above_mean(group) for group in rewards]
     if mode == "batch_std":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.algorithm.advantages import Floats, Total, here
+from trainer.algorithm.advantages import Floats, Total, single_rank
 from trainer.algorithm.choices import Aggregation
 
 
@@ -33,7 +33,7 @@ class SampleCounts:
 def token_weights(
     mode: Aggregation,
     counts: Sequence[SampleCounts],
-    total: Total = here,
+    total: Total = single_rank,
     *,
     groups: int | None = None,
     l_const: int | None = None,

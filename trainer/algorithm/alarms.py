@@ -83,7 +83,7 @@ RULES = (
 )
 
 
-def alarms(metrics: Mapping[str, float], settings: AlarmSettings) -> list[str]:
+def find_alarms(metrics: Mapping[str, float], settings: AlarmSettings) -> list[str]:
     """What to tell a person about one step."""
     broken = [name for name, value in metrics.items() if not math.isfinite(value)]
     found = (

@@ -3,15 +3,10 @@
 Each guard says in one sentence what is wrong and what to set instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from trainer.algorithm.choices import LOSS_DEFAULTS
-
-if TYPE_CHECKING:
-    from trainer.algorithm.settings import LossSettings
+from trainer.algorithm.loss_fields import LossFields
 
 USERS = {
     name: [loss for loss, own in LOSS_DEFAULTS.items() if name in own]
@@ -22,12 +17,12 @@ USERS = {
 PER_SEQUENCE = ("rollout_mean", "seq_mean_token_mean")
 
 
-def problem(settings: LossSettings) -> str | None:
+def problem(settings: LossFields) -> str | None:
     """The first thing that is wrong with the settings, as one sentence."""
     return next((found for guard in GUARDS if (found := guard(settings))), None)
 
 
-def _behaviour_is_used(settings: LossSettings) -> str | None:
+def _behaviour_is_used(settings: LossFields) -> str | None:
     loss, steps = settings.loss, settings.optimiser_steps
     if loss == "decoupled" and settings.ratio == "bypass":
         return (
@@ -52,7 +47,7 @@ def _behaviour_is_used(settings: LossSettings) -> str | None:
     )
 
 
-def _parameters_are_used(settings: LossSettings) -> str | None:
+def _parameters_are_used(settings: LossFields) -> str | None:
     for name, losses in USERS.items():
         if getattr(settings, name) is not None and settings.loss not in losses:
             return (
@@ -66,7 +61,7 @@ def _parameters_are_used(settings: LossSettings) -> str | None:
     return None
 
 
-def _clip_can_act(settings: LossSettings) -> str | None:
+def _clip_can_act(settings: LossFields) -> str | None:
     given = [name for name in ("e_lo", "e_hi", "dual_clip") if getattr(settings, name) is not None]
     recomputed = settings.loss == "decoupled" and settings.proximal != "loglinear"
     if recomputed and settings.optimiser_steps == 1 and given:
@@ -77,7 +72,7 @@ def _clip_can_act(settings: LossSettings) -> str | None:
     return None
 
 
-def _gspo_is_per_sequence(settings: LossSettings) -> str | None:
+def _gspo_is_per_sequence(settings: LossFields) -> str | None:
     if settings.loss == "gspo" and settings.aggregation not in PER_SEQUENCE:
         return (
             "loss gspo has one ratio per trajectory, which "
@@ -86,7 +81,7 @@ def _gspo_is_per_sequence(settings: LossSettings) -> str | None:
     return None
 
 
-def _sequence_mask_is_whole(settings: LossSettings) -> str | None:
+def _sequence_mask_is_whole(settings: LossFields) -> str | None:
     mask = settings.sequence_mask
     if mask not in ("geometric", "veto"):
         for name in ("sequence_lo", "sequence_hi"):
@@ -102,7 +97,7 @@ def _sequence_mask_is_whole(settings: LossSettings) -> str | None:
     return None
 
 
-def _kl_can_act(settings: LossSettings) -> str | None:
+def _kl_can_act(settings: LossFields) -> str | None:
     if settings.kl_beta == 0 and (settings.kl_estimator or settings.kl_off_policy):
         return (
             "kl_estimator and kl_off_policy need a reference; set kl_beta above 0, or remove them"
@@ -115,7 +110,7 @@ def _kl_can_act(settings: LossSettings) -> str | None:
     return None
 
 
-def _constant_is_there(settings: LossSettings) -> str | None:
+def _constant_is_there(settings: LossFields) -> str | None:
     if settings.aggregation == "seq_sum_norm" and settings.l_const is None:
         return "aggregation seq_sum_norm divides by a constant length; set l_const"
     if settings.aggregation != "seq_sum_norm" and settings.l_const is not None:
@@ -126,7 +121,7 @@ def _constant_is_there(settings: LossSettings) -> str | None:
     return None
 
 
-def _shaping_is_whole(settings: LossSettings) -> str | None:
+def _shaping_is_whole(settings: LossFields) -> str | None:
     longest, buffer = settings.overlong_max, settings.overlong_buffer
     if (longest is None) != (buffer is None) or (settings.overlong_lambda and longest is None):
         return "overlong shaping needs both overlong_max and overlong_buffer; set both, or none"
@@ -135,7 +130,7 @@ def _shaping_is_whole(settings: LossSettings) -> str | None:
     return None
 
 
-GUARDS: tuple[Callable[[LossSettings], str | None], ...] = (
+GUARDS: tuple[Callable[[LossFields], str | None], ...] = (
     _behaviour_is_used,
     _parameters_are_used,
     _clip_can_act,

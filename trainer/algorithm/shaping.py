@@ -3,7 +3,7 @@
 from trainer.algorithm.settings import LossSettings
 
 
-def shaped(settings: LossSettings, reward: float, generated: int) -> float:
+def shape_reward(settings: LossSettings, reward: float, generated: int) -> float:
     """The reward of a trajectory with that many generated tokens."""
     longest, buffer = settings.overlong_max, settings.overlong_buffer
     if longest is None or buffer is None:

@@ -1,9 +1,9 @@
-"""A name for the contents of a batch: equal bits, equal name.
+"""Digest of a batch: equal contents, bit for bit, have equal digests.
 
-It covers what a step is computed from: of every trajectory the ids, which of them train, the logprobs,
-versions and temperatures of their sampling, reward and advantage. Groups are hashed one by one and
-put together in the order of the Decision, so it does not matter how many ranks shared them. Of several
-ranks one thing may differ: `batch_std` adds the rewards up in another order.
+It covers everything that a step is computed from: of every trajectory the token ids, which of them are
+trained, the logprobs, versions and temperatures of sampling, reward and advantage. Groups are hashed
+one by one and combined in the order of the Decision, so the number of ranks does not matter, with one
+exception: with advantage `batch_std`, several ranks add rewards up in another order.
 """
 
 import hashlib
@@ -11,29 +11,29 @@ import struct
 
 import numpy as np
 
-from trainer.algorithm.advantages import Total, here
+from trainer.algorithm.advantages import Total, single_rank
 from trainer.data.batch import Batch
 from trainer.data.sample import Sample
 
 BYTES = 32
 
 
-def digest(batch: Batch, total: Total = here) -> str:
-    """BLAKE2b in hexadecimal, of all ranks together; every rank has to call it."""
+def digest(batch: Batch, total: Total = single_rank) -> str:
+    """BLAKE2b in hexadecimal, over all ranks; every rank has to call it."""
     groups = {sample.group: hashlib.blake2b(digest_size=BYTES) for sample in batch.samples}
     for sample, advantage in zip(batch.samples, batch.advantages, strict=True):
-        _add(groups[sample.group], sample, advantage)
-    # Ranks only add floats up, and each group lies on one of them: bytes survive that.
-    own = np.zeros((batch.groups, BYTES), np.float64)
-    for place, group in groups.items():
-        own[place] = np.frombuffer(group.digest(), np.uint8)
-    of_all = total(own.ravel()).astype(np.uint8)
-    return hashlib.blake2b(of_all.tobytes(), digest_size=BYTES).hexdigest()
+        _add_sample(groups[sample.group], sample, advantage)
+    # Ranks can only sum floats. Each group lies on one rank, so its bytes survive the sum.
+    digests = np.zeros((batch.groups, BYTES), np.float64)
+    for index, group in groups.items():
+        digests[index] = np.frombuffer(group.digest(), np.uint8)
+    all_digests = total(digests.ravel()).astype(np.uint8)
+    return hashlib.blake2b(all_digests.tobytes(), digest_size=BYTES).hexdigest()
 
 
-def _add(group: "hashlib.blake2b", sample: Sample, advantage: float) -> None:
+def _add_sample(group: "hashlib.blake2b", sample: Sample, advantage: float) -> None:
     uid = sample.trajectory_uid.encode()
-    # Lengths go before what they measure, so that no two batches spell the same bytes.
+    # Each field is preceded by its length, so that different batches never hash the same bytes.
     group.update(struct.pack("<q", len(uid)) + uid)
     group.update(struct.pack("<ddq", sample.reward, advantage, len(sample.rows)))
     for row in sample.rows:

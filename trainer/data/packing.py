@@ -1,8 +1,9 @@
-"""Rows to packs: forward passes of at most a budget of tokens.
+"""Distributes rows into packs: forward passes with a limited number of tokens.
 
-What must stay together (a row, or all rows of a trajectory) is an item. The same lengths give the
-same packs everywhere. An item above the budget has a pack of its own. Packs come costliest first:
-the n-th packs of all ranks run at the same time, and so cost about the same.
+An item is what must stay together: one row, or all rows of a trajectory. Equal lengths give equal packs
+everywhere. An item above the budget gets a pack of its own. Packs are sorted by cost, the most
+expensive first, because the n-th packs of all ranks run at the same time and should cost about the
+same.
 """
 
 import itertools
@@ -15,18 +16,19 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 EQUAL_LENGTH = 8192
-"""Where attention, which grows with the square of a row, costs as much as the rest of a layer: about
-12 times the hidden size, so 10,000 for a model of 0.5B parameters. Only the balance depends on it."""
+"""Row length at which attention, whose cost grows with the square of it, costs as much as the rest of a
+layer: about 12 times the hidden size, so 10,000 for a model of 0.5B parameters. Only the balance of
+packs depends on it."""
 
 
 def pack(items: Sequence[Sequence[int]], budget: int) -> list[list[int]]:
-    """Packs of item numbers. `items`: the lengths of each item's rows."""
+    """Packs, as lists of item numbers. `items` holds the lengths of each item's rows."""
     tokens = np.array([sum(lengths) for lengths in items], np.int64)
     costs = np.array([_cost(lengths) for lengths in items], np.int64)
     order = np.lexsort((np.arange(len(items)), -costs))
     fewest = math.ceil(int(np.minimum(tokens, budget).sum()) / budget)
-    tries = (_distribute(order, tokens, costs, budget, n) for n in itertools.count(fewest))
-    packs = next(found for found in tries if found is not None)
+    attempts = (_distribute(order, tokens, costs, budget, n) for n in itertools.count(fewest))
+    packs = next(packs for packs in attempts if packs is not None)
     packs.sort(key=lambda pack: (-costs[pack].sum(), pack))
     return packs
 
@@ -34,7 +36,8 @@ def pack(items: Sequence[Sequence[int]], budget: int) -> list[list[int]]:
 def _distribute(
     order: Ints, tokens: Ints, costs: Ints, budget: int, n: int
 ) -> list[list[int]] | None:
-    """Each item, costliest first, to the cheapest of `n` packs that has room; None if one has none."""
+    """Puts each item, in order, into the cheapest of `n` packs that has room; None if an item fits
+    nowhere."""
     packs: list[list[int]] = [[] for _ in range(n)]
     room, load = np.full(n, budget, np.int64), np.zeros(n, np.int64)
     for item in order:

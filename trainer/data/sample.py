@@ -1,4 +1,4 @@
-"""A trajectory as the trainer takes it into a batch."""
+"""A trajectory as a member of a batch."""
 
 from dataclasses import dataclass
 
@@ -13,16 +13,16 @@ class Sample:
 
     trajectory_uid: str
     group: int
-    """Place of its group in the Decision."""
+    """Index of its group in the Decision."""
     reward: float
-    """Overlong shaping applied."""
+    """After overlong shaping."""
     truncated: bool
-    """Its last Step ended by length, or its End says so."""
+    """Its last Step stopped at the length limit, or its TrajectoryEnd has the status `truncated`."""
     rows: tuple[Row, ...]
     steps: int = 1
-    """That the rows are made of."""
+    """Number of Steps that the rows are made of."""
 
     @property
     def generated(self) -> int:
-        """Sampled tokens, trainable or not."""
+        """Number of sampled tokens, trainable or not."""
         return sum(int(np.count_nonzero(row.versions >= 0)) for row in self.rows)

@@ -1,5 +1,8 @@
-"""Deciding in an offline run. It reads only while a batch is asked for, up to the record that completes
-it, so that what is decided depends on the records and on nothing else."""
+"""The decider of an offline run.
+
+It reads only while a batch is requested, and only up to the record that completes it. What it decides
+therefore depends on the records alone.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,68 +10,68 @@ from concurrent.futures import Future
 
 from pool.core.groups import Group
 from schemas import Decision
-from trainer.deciding.decisions import Decisions
-from trainer.deciding.thread import DecidingThread, RangeEnded
-from trainer.deciding.waiting import Ready
-from trainer.offline.life import OfflineLife
+from trainer.decisions.decider import Decider, RangeEnded
+from trainer.decisions.maker import DecisionMaker
+from trainer.decisions.pending import ReadyGroup
+from trainer.offline.incarnation import OfflineIncarnation
 
-POLL = 0.02
-"""Seconds of reading after which the loop's questions are answered."""
-MANY = 5_000
-"""Trajectories with a verdict that are written without a batch: a Decision must fit into a message."""
+POLL_S = 0.02
+"""Seconds of reading, after which calls submitted by the loop are run."""
+MAX_VERDICTS = 5_000
+"""Trajectories whose verdicts are written without a batch: a Decision must fit into one message."""
 
 
-class OfflineDecider(DecidingThread):
+class OfflineDecider(Decider):
     def __init__(
         self,
-        life: OfflineLife,
-        decisions: Decisions,
+        incarnation: OfflineIncarnation,
+        decisions: DecisionMaker,
         probe: Callable[[str], None] = lambda stage: None,
     ) -> None:
-        super().__init__(life, decisions, probe)
-        self._source = life.consumer
-        self._assemblers = life.assemblers
+        super().__init__(incarnation, decisions, probe)
+        self._source = incarnation.consumer
+        self._assemblers = incarnation.assemblers
 
-    def read(self) -> tuple[int, int]:
-        return self._source.read()
+    def range_progress(self) -> tuple[int, int]:
+        return self._source.range_progress()
 
     def _turn(self) -> None:
-        self._answer()
-        if self._wanted is None:
-            self._stopping.wait(POLL)
+        self._run_calls()
+        if self._batch is None:
+            self._stopping.wait(POLL_S)
             return
-        for work in self._source.poll(POLL):
+        for work in self._source.poll(POLL_S):
             self._decisions.take(work)
-            self._decide(self._wanted)
-        self.last_progress = time.monotonic()  # reading is what it has to do, whatever comes of it
-        if self._wanted is not None and self._source.is_over:
-            self._end(self._wanted)
+            self._decide(self._batch)
+        self.last_progress = time.monotonic()  # reading counts as progress, even without a result
+        if self._batch is not None and self._source.is_exhausted:
+            self._decide_rest(self._batch)
 
-    def _leave(self) -> None:
-        """It has none: what is undecided is read again from where the last Decision stands."""
+    def _finish(self) -> None:
+        """Writes nothing: what is undecided is read again from where the last Decision stands."""
 
-    def _decide(self, wanted: "Future[Decision]") -> None:
-        self._give(wanted, self._decisions.try_batch())
+    def _decide(self, batch: "Future[Decision]") -> None:
+        self._deliver(batch, self._decisions.try_batch())
         verdicts = self._decisions.verdicts
-        if len(verdicts.others) + sum(len(d.members) for _, d in verdicts.groups) >= MANY:
+        if len(verdicts.others) + sum(len(d.members) for _, d in verdicts.groups) >= MAX_VERDICTS:
             self._decisions.write_verdicts()
-            self._progressed()
+            self._note_progress()
 
-    def _end(self, wanted: "Future[Decision]") -> None:
-        """Groups that are open when the range ends are closed with the members that they have, one by
-        one, and the last batch may be smaller than the others."""
+    def _decide_rest(self, batch: "Future[Decision]") -> None:
+        """Closes the groups that are open when the range ends, one by one, with the members that they
+        have. The last batch may be smaller than the others."""
         group = self._next_open()
         if group is not None:
             self._assemblers[group.partition].close(group)
-            self._decisions.admit(Ready(group, self._source.assignment(group.partition)))
-            self._decide(wanted)
+            self._decisions.admit(ReadyGroup(group, self._source.assignment(group.partition)))
+            self._decide(batch)
             return
-        self._give(wanted, self._decisions.try_rest())
-        if self._wanted is not None:
+        self._deliver(batch, self._decisions.try_rest())
+        if self._batch is not None:
             if self._decisions.verdicts:
                 self._decisions.write_verdicts()
-            self._wanted = None
-            wanted.set_exception(RangeEnded())
+            self._batch = None
+            batch.set_exception(RangeEnded())
 
     def _next_open(self) -> Group | None:
         groups = [g for assembler in self._assemblers.values() for g in assembler.open_groups()]

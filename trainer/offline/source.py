@@ -1,11 +1,12 @@
-"""The closed groups of a fixed range of the log, in an order that does not depend on when it is read.
+"""Reads closed groups from a fixed range of the log, in an order that is the same at every reading.
 
-Nothing is read ahead of what is decided: a record that is read later, such as Feedback, never changes a
-group that was decided before. So a run over a range makes the same Decisions however often it dies.
+Nothing is read ahead of the batch that is being decided, so a later record, such as Feedback, never
+changes a group that was decided before it. A run over a range therefore makes the same Decisions,
+however often it is restarted.
 
-A Decision names offsets only when no closed group waits. Then what is open is all that a restart has
-to rebuild, and it goes on there with the same records in the same order; what later Decisions name is
-done, and nothing comes of it when it is read again.
+A Decision records offsets only when no closed group waits. Open groups are then all that a restart has
+to rebuild, and it continues there with the same records in the same order. Groups that later Decisions
+name are done; they are ignored when they are read again.
 """
 
 import time
@@ -26,11 +27,12 @@ from pool.readers.scan import OffsetRange, Scan, received
 from pool.readers.time_order import merge_by_time
 from schemas import PartitionOffsets, SchemaError, SkippedRange
 from servicekit.errors import Fatal
-from trainer.deciding.waiting import Item
+from trainer.incarnation.source import GroupItem
 
 
 class RangeSource:
-    """`offsets` say where to go on; `kept` where the log begins; `write` commits outputs for good."""
+    """`offsets` say where to continue, `log_starts` where the log begins after deletions. `write`
+    commits outputs in a transaction."""
 
     def __init__(
         self,
@@ -38,25 +40,25 @@ class RangeSource:
         topic: str,
         spans: Mapping[int, OffsetRange],
         offsets: Mapping[int, PartitionOffsets],
-        kept: Mapping[int, int],
+        log_starts: Mapping[int, int],
         assemblers: Mapping[int, GroupAssembler],
         write: Callable[[Sequence[Output]], None],
     ) -> None:
         self.lost: list[SkippedRange] = []
         self.write = write
-        self.is_over = False
-        """All of it was read."""
+        self.is_exhausted = False
+        """Whether the whole range was read."""
         self._connection = connection
         self._codec = connection.codec()
         self._topic = topic
         self._spans = spans
-        self._kept = kept
+        self._log_starts = log_starts
         self._assemblers = assemblers
-        self._partitions: dict[int, Progress[Item]] = {
-            number: Progress(number, assemblers[number], at.committed, Bookmark(at.rebuild, ()))
-            for number, at in offsets.items()
+        self._partitions: dict[int, Progress[GroupItem]] = {
+            number: Progress(number, assemblers[number], o.committed, Bookmark(o.rebuild, ()))
+            for number, o in offsets.items()
         }
-        self._positions = {number: at.committed for number, at in offsets.items()}
+        self._positions = {number: o.committed for number, o in offsets.items()}
         self._works = self._read()
 
     def __enter__(self) -> Self:
@@ -70,8 +72,8 @@ class RangeSource:
     ) -> None:
         self._works.close()
 
-    def read(self) -> tuple[int, int]:
-        """How many offsets of how many."""
+    def range_progress(self) -> tuple[int, int]:
+        """Offsets read, and offsets in all."""
         done = [
             max(0, self._positions[number] - span.first) for number, span in self._spans.items()
         ]
@@ -79,45 +81,49 @@ class RangeSource:
 
     # Reading
 
-    def poll(self, timeout: float) -> list[WorkItem[Item]]:
-        """The next item; none if it takes longer than that, or there is none."""
+    def poll(self, timeout: float) -> list[WorkItem[GroupItem]]:
+        """The next item; an empty list after the timeout or at the end of the range."""
         deadline = time.monotonic() + timeout
         for work in self._works:
             if work is not None:
                 return [work]
             if time.monotonic() > deadline:
                 return []
-        self.is_over = True
+        self.is_exhausted = True
         return []
 
-    def _read(self) -> Generator[WorkItem[Item] | None, None, None]:
-        before = {
-            number: OffsetRange(max(self._kept[number], partition.read_from()), partition.committed)
+    def _read(self) -> Generator[WorkItem[GroupItem] | None, None, None]:
+        rebuilt = {
+            number: OffsetRange(
+                max(self._log_starts[number], partition.read_from()), partition.committed
+            )
             for number, partition in self._partitions.items()
         }
-        with Scan(self._connection, self._topic, before) as scan:
+        with Scan(self._connection, self._topic, rebuilt) as scan:
             for message in scan:
                 self._feed(message)
                 yield None
-        ahead = {}
+        unread = {}
         for number, partition in self._partitions.items():
             partition.reach(partition.committed)
-            ahead[number] = OffsetRange(partition.committed, self._spans[number].end)
-        with Scan(self._connection, self._topic, ahead) as scan:
+            unread[number] = OffsetRange(partition.committed, self._spans[number].end)
+        with Scan(self._connection, self._topic, unread) as scan:
             for message in merge_by_time(scan):
                 work = self._feed(message)
                 self._positions[message.partition() or 0] = (message.offset() or 0) + 1
                 yield work
-        self._positions.update({number: max(span) for number, span in ahead.items()})
+        self._positions.update({number: max(span) for number, span in unread.items()})
 
-    def _feed(self, message: Message) -> WorkItem[Item] | None:
+    def _feed(self, message: Message) -> WorkItem[GroupItem] | None:
         partition = self._partitions[message.partition() or 0]
         try:
-            one = received(message, self._codec)
+            record = received(message, self._codec)
         except SchemaError as error:
-            place = f"offset {message.offset()} of partition {partition.partition}"
-            raise Fatal(f"{place} of {message.topic()} cannot be read: {error}") from error
-        for work in partition.feed(one):
+            location = f"partition {partition.partition} of {message.topic()}"
+            raise Fatal(
+                f"the record at offset {message.offset()} in {location} cannot be decoded: {error}"
+            ) from error
+        for work in partition.feed(record):
             if not isinstance(work.item, StrayRecord):
                 return work
             partition.close([work])
@@ -127,13 +133,12 @@ class RangeSource:
 
     def finish(
         self,
-        works: Sequence[WorkItem[Item]],
+        works: Sequence[WorkItem[GroupItem]],
         outputs: Outputs,
-        assignments: Sequence[Progress[Item]] = (),
-    ) -> FinishedWork[Item]:
+        assignments: Sequence[Progress[GroupItem]] = (),
+    ) -> FinishedWork[GroupItem]:
         """Writes the outputs at once."""
-        made = outputs(self._offsets(works)) if callable(outputs) else outputs
-        self.write(made)
+        self.write(outputs(self._offsets(works)) if callable(outputs) else outputs)
         for work in works:
             work.assignment.close([work])
         return FinishedWork(works, outputs, assignments, "committed")
@@ -141,7 +146,7 @@ class RangeSource:
     def commit(self) -> bool:
         return True
 
-    def _offsets(self, done: Sequence[WorkItem[Item]]) -> list[PartitionOffsets]:
+    def _offsets(self, done: Sequence[WorkItem[GroupItem]]) -> list[PartitionOffsets]:
         if any(assembler.has_undecided() for assembler in self._assemblers.values()):
             return []
         return [
@@ -153,16 +158,16 @@ class RangeSource:
             for number, partition in self._partitions.items()
         ]
 
-    # As a consumer answers
+    # The rest of the consumer's interface
 
-    def assignment(self, partition: int) -> Progress[Item]:
+    def assignment(self, partition: int) -> Progress[GroupItem]:
         return self._partitions[partition]
 
     def position(self, partition: int) -> int:
         return self._positions[partition]
 
     def lags(self) -> dict[int, int]:
-        """What is left of the range."""
+        """Offsets of the range that are not read yet."""
         return {
             number: max(0, span.end - self._positions[number])
             for number, span in self._spans.items()

@@ -1,4 +1,4 @@
-"""What became of an offline run, from its ledger, for a person."""
+"""The summary that `steplog train --offline` prints when it ends, computed from the ledger."""
 
 import asyncio
 from collections import Counter
@@ -13,15 +13,15 @@ from schemas import Decision, Outcome
 from servicekit.drawing import format_duration
 
 
-class Summary:
-    """Over all lives of the run."""
+class OfflineSummary:
+    """Totals over all incarnations of the run."""
 
     def __init__(self, connection: Connection, run: str) -> None:
         self.groups: Counter[str] = Counter()
         self.trajectories: Counter[str] = Counter()
         self.version = 0
         self.tokens = 0
-        wait_until_readable(connection, LEDGER)  # its last Decision was committed just now
+        wait_until_readable(connection, LEDGER)  # the last Decision was committed only just now
         asyncio.run(self._read(connection, run))
 
     async def _read(self, connection: Connection, run: str) -> None:
@@ -30,8 +30,8 @@ class Summary:
         for record in await read_records(connection, LEDGER, codec):
             if not isinstance(record, Decision | Outcome) or record.run != run:
                 continue
-            if (name := (type(record), record.sequence)) not in seen:
-                seen.add(name)
+            if (key := (type(record), record.sequence)) not in seen:
+                seen.add(key)
                 self._add(record)
 
     def _add(self, record: Decision | Outcome) -> None:
@@ -42,14 +42,18 @@ class Summary:
             self.groups.update(group.verdict for group in record.groups)
             self.trajectories.update(trajectory_verdicts(record))
 
-    def told(self, run: str, checkpoints: Path, read: tuple[int, int], seconds: float) -> str:
-        done, total = read
+    def format(
+        self, run: str, checkpoints: Path, range_progress: tuple[int, int], seconds: float
+    ) -> str:
+        done, total = range_progress
         if done < total:
-            head = f"run {run} stopped after {done / total:.0%} of its range; started again, it goes on"
+            head = (
+                f"run {run} stopped at {done / total:.0%} of its range; start it again to continue"
+            )
         else:
-            head = f"run {run} has read its range"
+            head = f"run {run} has read its whole range"
         lines = [
-            f"{head} ({format_duration(seconds)} this time)",
+            f"{head} ({format_duration(seconds)} in this process)",
             f"  groups        {_counts(self.groups)}",
             f"  trajectories  {_counts(self.trajectories)}",
             f"  tokens        {self.tokens:,} trained",
@@ -58,7 +62,7 @@ class Summary:
         if self.version:
             lines += [
                 f"  checkpoint    {checkpoints / run}",
-                f"  to export it  steplog export --run {run} --checkpoints {checkpoints} --into FOLDER",
+                f"  export it     steplog export --run {run} --checkpoints {checkpoints} --into FOLDER",
             ]
         return "\n".join(lines)
 

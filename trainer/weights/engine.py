@@ -1,8 +1,9 @@
-"""One vLLM server, as the trainer sees it: the routes that control its weights.
+"""Client for the routes of one vLLM server that control its weights.
 
-Every call has a deadline and ends in an answer or in `EngineFailed`, whose text is one sentence: which
-engine, in which phase, what happened. The routes exist in development mode only
-(`VLLM_SERVER_DEV_MODE=1`), and weights can be sent to servers with `--weight-transfer-config`.
+Every call has a timeout and ends in a response or in `EngineCallFailed`, whose text is one sentence:
+which engine, in which phase, what happened. The routes exist in development mode only
+(`VLLM_SERVER_DEV_MODE=1`), and weights can only be sent to servers started with
+`--weight-transfer-config`.
 """
 
 import http.client
@@ -15,19 +16,20 @@ from typing import Any
 from pool.core.versions import Version
 
 NO_LABEL = "none"
-"""The label of weights that are of no version, because an update broke off."""
-TOLD = 300
-"""Characters of an engine's own words that an error repeats."""
+"""The label of weights that belong to no version, because an update was interrupted."""
+MAX_QUOTED = 300
+"""Characters of an engine's error response that our error message quotes."""
 
-# Engines are named by address; a proxy of the environment has no business between us and them.
+# Engines are addressed directly; a proxy set in the environment must not come between.
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
-class EngineFailed(Exception):
-    """`answered`: it said no. Otherwise it is gone, or hangs."""
+class EngineCallFailed(Exception):
+    """A call to an engine failed. `answered` is True if it responded with an error, and False if it
+    could not be reached or timed out."""
 
     def __init__(self, url: str, phase: str, reason: str, answered: bool) -> None:
-        super().__init__(f"engine {url} failed to {phase}: {reason}")
+        super().__init__(f"engine {url} failed in phase {phase}: {reason}")
         self.url = url
         self.phase = phase
         self.reason = reason
@@ -35,107 +37,111 @@ class EngineFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What an engine says of itself."""
+class EngineState:
+    """What an engine reports about itself."""
 
     label: str
-    paused: bool
+    is_paused: bool
     world_size: int
-    """Its workers; each is one rank of the process group."""
+    """Number of its workers; each is one rank of the process group."""
 
     @property
     def version(self) -> Version | None:
         return Version.parse(self.label)
 
 
-class Engine:
+class EngineControl:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
-    def look(self, limit: float) -> State:
-        return State(
-            label=self.label(limit, "look"),
-            paused=bool(self._get("look", "/is_paused", "is_paused", limit)),
-            world_size=int(self._get("look", "/get_world_size", "world_size", limit)),
+    def read_state(self, timeout: float) -> EngineState:
+        return EngineState(
+            label=self.label(timeout, "look"),
+            is_paused=bool(self._get("look", "/is_paused", "is_paused", timeout)),
+            world_size=int(self._get("look", "/get_world_size", "world_size", timeout)),
         )
 
-    def label(self, limit: float, phase: str) -> str:
-        return str(self._get(phase, "/weight_info", "weight_version", limit))
+    def label(self, timeout: float, phase: str) -> str:
+        return str(self._get(phase, "/weight_info", "weight_version", timeout))
 
-    def pause(self, limit: float) -> None:
-        """Running calls stay and go on afterwards. Caches are emptied, which is what the route does
-        unless told otherwise: no later token may be computed from keys and values of old weights."""
-        self._post("pause", "/pause?mode=keep", None, limit)
+    def pause(self, timeout: float) -> None:
+        """Pauses generation; running calls continue after `resume`. The route also empties the caches,
+        which is its default: no later token may be computed from keys and values of old weights."""
+        self._post("pause", "/pause?mode=keep", None, timeout)
 
-    def join(self, info: dict[str, Any], limit: float) -> None:
-        self._post("join", "/init_weight_transfer_engine", {"init_info": info}, limit)
+    def join(self, info: dict[str, Any], timeout: float) -> None:
+        self._post("join", "/init_weight_transfer_engine", {"init_info": info}, timeout)
 
-    def start(self, limit: float) -> None:
-        self._post("start", "/start_weight_update", None, limit)
+    def start(self, timeout: float) -> None:
+        self._post("start", "/start_weight_update", None, timeout)
 
-    def update(self, info: Any, limit: float) -> None:
-        self._post("update", "/update_weights", {"update_info": info}, limit)
+    def update(self, info: Any, timeout: float) -> None:
+        self._post("update", "/update_weights", {"update_info": info}, timeout)
 
-    def finish(self, label: str | None, limit: float) -> None:
+    def finish(self, label: str | None, timeout: float) -> None:
         body = {} if label is None else {"weight_version": label}
-        self._post("finish", "/finish_weight_update", body, limit)
+        self._post("finish", "/finish_weight_update", body, timeout)
 
-    def mend(self, limit: float) -> None:
-        """Ends an update that broke off. vLLM would count what it had received towards the next one,
-        take a layer for complete too early and leave out the rest of it."""
+    def end_interrupted_update(self, timeout: float) -> None:
+        """Ends an update that was interrupted. Otherwise vLLM would count the tensors it had received
+        towards the next update, consider a layer complete too early and ignore the rest of it."""
         try:
-            self.start(limit)
-        except EngineFailed as error:
+            self.start(timeout)
+        except EngineCallFailed as error:
             if not error.answered:
                 raise
-        # It had not ended in vLLM's eyes, then; in either case there is one now that can be ended.
-        self.finish(None, limit)
+        # An error means that an update was still open; in either case there is one to finish now.
+        self.finish(None, timeout)
 
-    def disown(self, limit: float) -> None:
-        """Takes the label off, so that nobody counts on these weights."""
-        self._post("disown", "/update_weight_version", {"new_version": NO_LABEL}, limit)
+    def clear_label(self, timeout: float) -> None:
+        """Removes the version label, so that nothing relies on these weights."""
+        self._post("clear label", "/update_weight_version", {"new_version": NO_LABEL}, timeout)
 
-    def resume(self, limit: float) -> None:
-        self._post("resume", "/resume", None, limit)
+    def resume(self, timeout: float) -> None:
+        self._post("resume", "/resume", None, timeout)
 
-    def generate(self, body: dict[str, Any], limit: float) -> Any:
-        return self._post("generate", "/inference/v1/generate", body, limit)
+    def generate(self, body: dict[str, Any], timeout: float) -> Any:
+        return self._post("generate", "/inference/v1/generate", body, timeout)
 
-    def _get(self, phase: str, path: str, field: str, limit: float) -> Any:
-        answer = self._call(phase, urllib.request.Request(self.url + path), limit)
-        if not isinstance(answer, dict) or field not in answer:
-            raise EngineFailed(self.url, phase, f"its answer has no {field}", answered=True)
-        return answer[field]
+    def _get(self, phase: str, path: str, field: str, timeout: float) -> Any:
+        response = self._call(phase, urllib.request.Request(self.url + path), timeout)
+        if not isinstance(response, dict) or field not in response:
+            raise EngineCallFailed(
+                self.url, phase, f"its response has no field {field}", answered=True
+            )
+        return response[field]
 
-    def _post(self, phase: str, path: str, body: Any, limit: float) -> Any:
+    def _post(self, phase: str, path: str, body: Any, timeout: float) -> Any:
         data = json.dumps({} if body is None else body).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers)
-        return self._call(phase, request, limit)
+        return self._call(phase, request, timeout)
 
-    def _call(self, phase: str, request: urllib.request.Request, limit: float) -> Any:
+    def _call(self, phase: str, request: urllib.request.Request, timeout: float) -> Any:
         try:
-            with _open(request, timeout=limit) as response:
+            with _open(request, timeout=timeout) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:
-            reason = f"it answered {error.code}: {_words(error)}"
-            raise EngineFailed(self.url, phase, reason, answered=True) from None
+            reason = f"it responded with {error.code}: {_quote(error)}"
+            raise EngineCallFailed(self.url, phase, reason, answered=True) from None
         except (OSError, http.client.HTTPException) as error:
-            reason = _trouble(error, limit)
-            raise EngineFailed(self.url, phase, reason, answered=False) from None
+            reason = _describe(error, timeout)
+            raise EngineCallFailed(self.url, phase, reason, answered=False) from None
         except ValueError:
-            raise EngineFailed(self.url, phase, "its answer is no JSON", answered=True) from None
+            raise EngineCallFailed(
+                self.url, phase, "its response is not JSON", answered=True
+            ) from None
 
 
-def _words(error: urllib.error.HTTPError) -> str:
+def _quote(error: urllib.error.HTTPError) -> str:
     try:
-        return error.read()[:TOLD].decode("utf-8", "replace").strip() or error.reason
+        return error.read()[:MAX_QUOTED].decode("utf-8", "replace").strip() or error.reason
     except (OSError, http.client.HTTPException):
         return error.reason
 
 
-def _trouble(error: Exception, limit: float) -> str:
+def _describe(error: Exception, timeout: float) -> str:
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(cause, TimeoutError):
-        return f"no answer within {limit:g} s"
+        return f"no response within {timeout:g} s"
     return str(cause) or type(cause).__name__

@@ -1,9 +1,10 @@
-"""A gloo process group to send weights in, and the receiving side of it, which runs in vLLM's workers.
+"""The gloo process group that weights are sent in, and its receiving side, which runs in vLLM's
+workers.
 
-Nobody enters a collective call before all others are known to come: each worker says in the store that
-it is ready, and waits there for the trainer's word. And nobody stays in one when the trainer has said
-stop there: gloo sees most deaths at once, but it leaves some waiting until the deadline, and always
-those that wait for a rank which is well but does not come.
+No member enters a collective call before all others are known to enter it: each worker sets a key in
+the store when it is ready, and waits there for the trainer's go. No member stays in a collective call
+after the trainer has set the stop key: gloo notices most dead peers at once, but some only at the
+deadline, and never a peer that is alive but does not enter the call.
 """
 
 import socket
@@ -16,18 +17,18 @@ from typing import Any
 import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
-from trainer.weights.packing import cut, empty, unpack
+from trainer.weights.packing import empty_buffer, split_into_buffers, unpack
 from trainer.weights.source import Parameter
 
 STOP = "stop"
-"""The trainer's word in the store that this group is over."""
+"""Key in the store that the trainer sets to end the group."""
 POLL_S = 0.001
-LOOK_S = 0.1
+STOP_CHECK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where to meet; sent to every engine, each with its own rank offset."""
+class GlooInit:
+    """Where and how to join; sent to every engine, each with its own rank offset."""
 
     host: str
     port: int
@@ -39,8 +40,8 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """What comes, and the how manieth in this group it is."""
+class GlooUpdate:
+    """The parameters of one update, and its number in this group."""
 
     number: int
     names: list[str]
@@ -48,7 +49,7 @@ class Delivery:
     shapes: list[list[int]]
 
     @classmethod
-    def of(cls, number: int, parameters: list[Parameter]) -> "Delivery":
+    def of(cls, number: int, parameters: list[Parameter]) -> "GlooUpdate":
         return cls(
             number,
             [parameter.name for parameter in parameters],
@@ -63,106 +64,110 @@ class Delivery:
         ]
 
 
-class Group:
-    """A gloo process group that stands apart from torch's own."""
+class GlooGroup:
+    """A gloo process group that is independent of torch's default group."""
 
-    def __init__(self, store: Any, rank: int, size: int, address: str, limit: float) -> None:
+    def __init__(self, store: Any, rank: int, size: int, address: str, timeout: float) -> None:
         options = ProcessGroupGloo._Options()
         options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-        options._timeout = timedelta(seconds=limit)
+        options._timeout = timedelta(seconds=timeout)
         self._group: Any = ProcessGroupGloo(PrefixStore("group", store), rank, size, options)
 
-    def broadcast(self, flat: torch.Tensor, deadline: float, stopped: Callable[[], bool]) -> None:
+    def broadcast(
+        self, flat: torch.Tensor, deadline: float, is_stopped: Callable[[], bool]
+    ) -> None:
         options = BroadcastOptions()
         options.rootRank = 0
         options.timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
         work = self._group.broadcast([flat], options)
-        look_at = time.monotonic() + LOOK_S
+        check_at = time.monotonic() + STOP_CHECK_S
         while not work.is_completed():
             time.sleep(POLL_S)
-            if time.monotonic() > look_at:
-                look_at += LOOK_S
-                if stopped():
+            if time.monotonic() > check_at:
+                check_at += STOP_CHECK_S
+                if is_stopped():
                     _abandoned.append((self._group, work))
-                    raise RuntimeError("another member failed")
+                    raise RuntimeError("another member of the process group failed")
         work.wait()
 
     def close(self) -> None:
-        """All others see it at once, unless a broadcast was abandoned here."""
+        """Leaves the group. The others notice at once, unless a broadcast was abandoned here."""
         self._group = None
-        _abandoned[:] = [each for each in _abandoned if not each[1].is_completed()]
+        _abandoned[:] = [entry for entry in _abandoned if not entry[1].is_completed()]
 
 
 _abandoned: list[tuple[Any, Any]] = []
-"""Groups in which a broadcast waits for its deadline. To end one would wait for that as well, and hold
-up every other thread meanwhile."""
+"""Groups with a broadcast that waits for its deadline. Destroying one would wait for it too, and block
+every other thread meanwhile, so they are kept until it is over."""
 
 
-class Worker:
-    """The receiving side of one rank."""
+class GlooReceiver:
+    """The receiving side of one worker."""
 
-    def __init__(self, meeting: Meeting, place: int) -> None:
-        self._meeting = meeting
-        self._rank = meeting.rank_offset + place
-        limit = timedelta(seconds=meeting.join_s)
+    def __init__(self, init: GlooInit, worker_index: int) -> None:
+        self._init = init
+        self._rank = init.rank_offset + worker_index
+        timeout = timedelta(seconds=init.join_s)
         self._store = TCPStore(
-            meeting.host, meeting.port, is_master=False, timeout=limit, wait_for_workers=False
+            init.host, init.port, is_master=False, timeout=timeout, wait_for_workers=False
         )
-        self._store.set(arrived(self._rank), b"1")
-        self._await(go("join"), time.monotonic() + meeting.join_s)
-        address = _address_towards(meeting.host, meeting.port)
-        self._group: Group | None = Group(
-            self._store, self._rank, meeting.world_size, address, meeting.join_s
+        self._store.set(arrived_key(self._rank), b"1")
+        self._await(go_key("join"), time.monotonic() + init.join_s)
+        address = _local_address_towards(init.host, init.port)
+        self._group: GlooGroup | None = GlooGroup(
+            self._store, self._rank, init.world_size, address, init.join_s
         )
 
-    def receive(self, delivery: Delivery) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """The parameters, a buffer at a time."""
+    def receive(self, update: GlooUpdate) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Yields the received parameters, one buffer at a time."""
         if self._group is None:
-            raise RuntimeError("the process group broke in an earlier update; join a new one")
-        deadline = time.monotonic() + self._meeting.update_s
-        self._store.set(ready(delivery.number, self._rank), b"1")
-        self._await(go(delivery.number), deadline)
-        for chunk in cut(delivery.parameters(), self._meeting.buffer_bytes):
-            flat = empty(chunk)
-            self._group.broadcast(flat, deadline, self._stopped)
+            raise RuntimeError(
+                "the process group was closed after an earlier failure; join a new one"
+            )
+        deadline = time.monotonic() + self._init.update_s
+        self._store.set(ready_key(update.number, self._rank), b"1")
+        self._await(go_key(update.number), deadline)
+        for chunk in split_into_buffers(update.parameters(), self._init.buffer_bytes):
+            flat = empty_buffer(chunk)
+            self._group.broadcast(flat, deadline, self._is_stopped)
             yield list(unpack(flat, chunk))
 
     def _await(self, key: str, deadline: float) -> None:
         while not self._store.check([key]):
-            if self._stopped():
-                raise RuntimeError("another member failed")
+            if self._is_stopped():
+                raise RuntimeError("another member of the process group failed")
             if time.monotonic() > deadline:
-                raise TimeoutError("the trainer does not go on")
+                raise TimeoutError("the trainer did not continue in time")
             time.sleep(POLL_S)
 
-    def _stopped(self) -> bool:
+    def _is_stopped(self) -> bool:
         try:
             return bool(self._store.check([STOP]))
         except RuntimeError:
-            return True  # the trainer is gone, and its store with it
+            return True  # the store is gone, so the trainer is too
 
     def close(self) -> None:
-        """The others need not wait for us."""
+        """Leaves the group, so that the others do not wait for us."""
         if self._group is not None:
             self._group.close()
             self._group = None
 
 
-def _address_towards(host: str, port: int) -> str:
-    """Our own address on the way there; a machine has several, and gloo would guess."""
+def _local_address_towards(host: str, port: int) -> str:
+    """The local address that reaches the host. A machine may have several, and gloo would guess."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
 
 
-def arrived(rank: int) -> str:
+def arrived_key(rank: int) -> str:
     return f"arrived/{rank}"
 
 
-def ready(number: int, rank: int) -> str:
+def ready_key(number: int, rank: int) -> str:
     return f"ready/{number}/{rank}"
 
 
-def go(what: int | str) -> str:
-    return f"go/{what}"
+def go_key(stage: int | str) -> str:
+    return f"go/{stage}"

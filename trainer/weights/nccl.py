@@ -1,8 +1,9 @@
-"""Weights between GPUs: vLLM's own trainer side, with an end to its waiting.
+"""Sends weights between GPUs with vLLM's own NCCL code, extended by timeouts.
 
-NCCL waits for ever for a peer that died. So the group is made in a thread that can be left alone, and
-a transfer is ended by aborting the communicator, which `abort` does from another thread as soon as an
-engine's call has failed or run out of time. vLLM is imported when a group is made: it takes seconds.
+NCCL waits forever for a dead peer. So the group is formed in a thread that can be abandoned, and a
+transfer is ended by aborting the communicator: `abort` does that from another thread as soon as a call
+to an engine has failed or timed out. vLLM is imported only when a group is formed, since that takes
+seconds.
 """
 
 import socket
@@ -13,21 +14,22 @@ from typing import Any
 import torch
 
 from trainer.weights.settings import WeightsSettings
-from trainer.weights.source import Source
-from trainer.weights.transport import Client, Sender, TransportFailed, in_background
+from trainer.weights.source import WeightSource
+from trainer.weights.transport import TransportFailed, WeightSender, WeightSyncClient, in_background
 
 GIVEN_UP = "steplog/given up"
-"""A key in the group's store: the trainer has left, so workers need not wait for more."""
+"""Key in the group's store that the trainer sets when it leaves, so that workers stop waiting."""
 NO_NCCL = (
-    "vLLM found no NCCL that it can use; it needs 2.29.7 or later (VLLM_NCCL_SO_PATH names it)"
+    "vLLM found no usable NCCL library; it needs version 2.29.7 or later "
+    "(set its path in VLLM_NCCL_SO_PATH)"
 )
 GRACE_S = 5.0
-"""After the engines' time to join, for their errors to arrive before ours."""
+"""Seconds beyond the engines' time to join, so that their errors arrive before ours."""
 
 
-class NoNccl(Exception):
-    """vLLM takes a library that it cannot use for none, and then every broadcast silently does nothing.
-    Weights would be sent, confirmed and served that never came."""
+class NcclUnavailable(Exception):
+    """vLLM has no usable NCCL library. It ignores that, and every broadcast then silently does nothing:
+    engines would confirm and serve weights that they never received."""
 
 
 class NcclTransport:
@@ -36,30 +38,30 @@ class NcclTransport:
     def __init__(self, settings: WeightsSettings) -> None:
         self._settings = settings
 
-    def join(self, client: Client, source: Source, workers: int) -> Sender:
+    def join(self, client: WeightSyncClient, source: WeightSource, workers: int) -> WeightSender:
         device = torch.cuda.current_device()
-        noticing = _Noticing(client)
+        watched = _WatchedClient(client)
 
         def make() -> Any:
-            torch.cuda.set_device(device)  # a thread begins with the first one
-            return self._make(noticing, source, workers)
+            torch.cuda.set_device(device)  # a new thread starts with device 0
+            return self._make(watched, source, workers)
 
-        made = in_background(make)
-        made.add_done_callback(lambda _: noticing.over.set())
-        noticing.over.wait(self._settings.weights_join_s + GRACE_S)
-        if noticing.error is not None:
-            raise noticing.error
-        if not made.done():
-            raise TransportFailed("the process group did not come together in time")
+        engine_future = in_background(make)
+        engine_future.add_done_callback(lambda _: watched.is_over.set())
+        watched.is_over.wait(self._settings.weights_join_s + GRACE_S)
+        if watched.error is not None:
+            raise watched.error
+        if not engine_future.done():
+            raise TransportFailed("the process group could not be formed in time")
         try:
-            engine = made.result()
+            engine = engine_future.result()
         except RuntimeError as error:
-            raise TransportFailed(f"the process group did not come together: {error}") from error
+            raise TransportFailed(f"the process group could not be formed: {error}") from error
         if engine.model_update_group.disabled:
-            raise NoNccl(f"the trainer cannot send weights: {NO_NCCL}")
+            raise NcclUnavailable(f"the trainer cannot send weights: {NO_NCCL}")
         return NcclSender(engine)
 
-    def _make(self, client: Client, source: Source, workers: int) -> Any:
+    def _make(self, client: WeightSyncClient, source: WeightSource, workers: int) -> Any:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
@@ -73,43 +75,45 @@ class NcclTransport:
         return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
 
-class Guarded:
-    """A communicator that another thread may end. NCCL frees it with the abort, while whoever waited in
-    a broadcast comes back and would go on with the next one: that is refused, and not a crash."""
+class GuardedCommunicator:
+    """A communicator that another thread may abort. The abort frees NCCL's communicator, and the thread
+    that waited in a broadcast returns and would start the next one: it gets an error, not a crash."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        self.ended = False
-        self._calling = threading.Lock()
+        self.is_ended = False
+        self._lock = threading.Lock()
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
-        with self._calling:
-            if self.ended:
-                raise RuntimeError("the process group was given up")
+        with self._lock:
+            if self.is_ended:
+                raise RuntimeError("the process group was aborted")
             self.group.broadcast(tensor, src, stream)
 
     def end(self) -> None:
-        # A broadcast is only enqueued under the lock, so it is held for an instant.
-        with self._calling:
-            if self.ended:
+        # Under the lock a broadcast is only enqueued, so this does not wait for one.
+        with self._lock:
+            if self.is_ended:
                 return
-            self.ended = True
-        self.group.destroy()  # it aborts, which lets the waiting kernels end
+            self.is_ended = True
+        self.group.destroy()  # aborts the communicator, so that waiting kernels end
 
 
 class NcclSender:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._group = engine.model_update_group = Guarded(engine.model_update_group)
+        self._group = engine.model_update_group = GuardedCommunicator(engine.model_update_group)
 
     def send_weights(self) -> None:
         try:
             self._engine.send_weights()
-        except RuntimeError as error:  # NCCL's and CUDA's; the client's are of another kind
-            raise TransportFailed(f"the transfer broke off: {error}") from error
+        except (
+            RuntimeError
+        ) as error:  # raised by NCCL and CUDA; errors of the client have another type
+            raise TransportFailed(f"the transfer was interrupted: {error}") from error
 
     def abort(self) -> None:
-        if not self._group.ended:
+        if not self._group.is_ended:
             with suppress(RuntimeError):
                 self._group.group.group.store.set(GIVEN_UP, b"1")
             self._group.end()
@@ -119,12 +123,12 @@ class NcclSender:
         self._engine.model_update_group = None
 
 
-class _Noticing:
-    """A client whose failure to join is noticed while our own side still waits for the others."""
+class _WatchedClient:
+    """A client that reports a failure to join while our own side still waits for the other members."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: WeightSyncClient) -> None:
         self._client = client
-        self.over = threading.Event()
+        self.is_over = threading.Event()
         self.error: BaseException | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -135,7 +139,7 @@ class _Noticing:
             self._client.init_weight_transfer_engine(init_info)
         except BaseException as error:
             self.error = error
-            self.over.set()
+            self.is_over.set()
             raise
 
 

@@ -1,4 +1,4 @@
-"""What vLLM loads of us in each of its processes: it makes our weight transfer known by name.
+"""The plugin that vLLM loads in each of its processes: it registers our weight transfer engines.
 
 --weight-transfer-config '{"backend": "gloo"}'           on CPUs
 --weight-transfer-config '{"backend": "steplog_nccl"}'   on GPUs; vLLM's own "nccl" works as well,
@@ -11,9 +11,9 @@ ENGINES = {"gloo": "GlooEngine", "steplog_nccl": "NcclEngine"}
 
 
 def register() -> None:
-    """Called by vLLM before it has a model; what we import here it has to wait for."""
+    """Called by vLLM at startup, before it loads a model; imports nothing heavy."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     for name, kind in ENGINES.items():
-        with suppress(ValueError):  # it is known already: vLLM may load plugins more than once
+        with suppress(ValueError):  # registered before: vLLM may load plugins more than once
             WeightTransferEngineFactory.register_engine(name, "trainer.weights.worker", kind)

@@ -1,4 +1,4 @@
-"""Where the engines are, how weights get there, and how long each phase may take."""
+"""Settings of the weight transfer: the engines, the transport, and a time limit per phase."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,36 +13,36 @@ class WeightsSettings(BaseModel):
 
     engines: tuple[str, ...] = Field((), description="vLLM servers, as http://HOST:PORT")
     engines_file: Path | None = Field(
-        None, description="file with one engine per line; it is read again when it changes"
+        None, description="file with one engine URL per line; it is read again before each use"
     )
     weights_transport: Literal["gloo", "nccl"] = Field(
-        "gloo", description="how weights travel: nccl between GPUs, gloo between CPUs"
+        "gloo", description="how weights are sent: nccl between GPUs, gloo between CPUs"
     )
-    weights_host: str = Field(
-        "127.0.0.1", description="address of the trainer, as engines reach it"
-    )
+    weights_host: str = Field("127.0.0.1", description="address at which engines reach the trainer")
     weights_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="what weights are turned into on their way; none: as the trainer has them"
+        None, description="data type in which weights are sent (default: the trainer's)"
     )
     weights_buffer_bytes: int = Field(
-        256 * 2**20, gt=0, description="parameters are sent together up to about this size"
+        256 * 2**20,
+        gt=0,
+        description="approximate size of the buffers in which parameters are sent",
     )
-    weights_look_s: Seconds = Field(3, description="seconds an engine has to say what it has")
-    weights_pause_s: Seconds = Field(30, description="seconds it has to pause")
+    weights_look_s: Seconds = Field(3, description="seconds for an engine to report its state")
+    weights_pause_s: Seconds = Field(30, description="seconds for an engine to pause")
     weights_join_s: Seconds = Field(
-        60, description="seconds the process group has to come together"
+        60, description="seconds for all members to join the process group"
     )
     weights_start_s: Seconds = Field(
-        60, description="seconds an engine has to get ready for weights"
+        60, description="seconds for an engine to prepare for an update"
     )
-    weights_update_s: Seconds = Field(300, description="seconds the transfer may take")
+    weights_update_s: Seconds = Field(300, description="seconds for the transfer")
     weights_finish_s: Seconds = Field(
-        120, description="seconds an engine has to put the weights to use"
+        120, description="seconds for an engine to load the received weights"
     )
-    weights_resume_s: Seconds = Field(30, description="seconds it has to go on")
+    weights_resume_s: Seconds = Field(30, description="seconds for an engine to resume")
     weights_grace_s: Seconds = Field(
         5,
-        description="seconds that engines get to tell of a group's end, before they count as dead",
+        description="extra seconds for an engine to report that the process group failed",
     )
     weights_retry_s: Seconds = Field(
         10, description="seconds until an engine that failed is tried again"

@@ -1,8 +1,8 @@
-"""The trainer's weights, as a stream of named tensors that can be read again and again.
+"""The trainer's weights as a stream of named tensors that can be read any number of times.
 
-`metadata` and iteration agree element for element: receivers size their buffers by the first and cut
-them by it. The shape is that of vLLM's `WeightSource`, so that its own senders take these as well.
-Tied parameters come once, under the name under which a checkpoint has them.
+`metadata` and iteration agree element by element: receivers allocate and split their buffers by the
+metadata. The interface is that of vLLM's `WeightSource`, so that vLLM's own senders accept it too. Tied
+parameters appear once, under the name that a checkpoint uses.
 """
 
 import math
@@ -24,14 +24,14 @@ class Parameter:
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     def metadata(self) -> list[Parameter]: ...
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]: ...
 
 
 class ModuleSource:
-    """A module's parameters; shards are gathered one by one, which every rank must take part in."""
+    """The parameters of a module. Shards are gathered one by one, and every rank must take part."""
 
     def __init__(self, module: Any, dtype: torch.dtype | None = None) -> None:
         self._module = module
@@ -46,9 +46,9 @@ class ModuleSource:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._module.named_parameters():
             gather = getattr(tensor, "full_tensor", None)
-            whole = (gather() if gather else tensor).detach()
-            yield name, whole if self._dtype is None else whole.to(self._dtype)
+            full = (gather() if gather else tensor).detach()
+            yield name, full if self._dtype is None else full.to(self._dtype)
 
 
-def total_bytes(source: Source) -> int:
+def total_bytes(source: WeightSource) -> int:
     return sum(parameter.bytes for parameter in source.metadata())

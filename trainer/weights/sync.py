@@ -1,7 +1,7 @@
-"""One version on its way to some engines: pause, send, confirm, resume; and what came of it.
+"""Sends one version to some engines: pause, send, confirm, resume; and reports the result.
 
-One engine's death costs the others one more pass, not the version: the survivors make a new group. An
-engine is resumed only with a whole version that it has confirmed.
+If an engine dies, the others do not lose the version, only time: they form a new group, and the weights
+are sent once more. An engine is resumed only with a complete version that it has confirmed.
 """
 
 import logging
@@ -12,194 +12,201 @@ from typing import TypeVar
 import msgspec
 
 from pool.core.versions import Version
-from trainer.weights.engine import Engine, EngineFailed
-from trainer.weights.lockstep import Announced
-from trainer.weights.party import COLLECTIVE, Incomplete, Member, Party, Times
+from trainer.weights.engine import EngineCallFailed, EngineControl
+from trainer.weights.ranks import AnnouncedSource
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.source import total_bytes
+from trainer.weights.transfer_group import (
+    COLLECTIVE,
+    EngineMember,
+    PhaseTimes,
+    TransferGroup,
+    TransferIncomplete,
+)
 from trainer.weights.transport import Transport, TransportFailed
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Failure(msgspec.Struct, frozen=True):
+class EngineFailure(msgspec.Struct, frozen=True):
     url: str
     phase: str
     reason: str
 
 
-class Synced(msgspec.Struct, frozen=True):
-    """What came of sending a version."""
+class SyncReport(msgspec.Struct, frozen=True):
+    """The result of sending a version."""
 
     version: str
     engines: tuple[str, ...] = ()
-    """Those that have it and serve it."""
-    failures: tuple[Failure, ...] = ()
+    """URLs of the engines that have the version and serve it."""
+    failures: tuple[EngineFailure, ...] = ()
     seconds: dict[str, float] = {}
-    """By phase."""
+    """Seconds by phase."""
     bytes: int = 0
-    """Sent, over all passes; what several receive at once counts once."""
+    """Bytes sent over all passes; a broadcast counts once, however many engines receive it."""
     passes: int = 0
+    """How often the weights were read and sent."""
 
     @property
-    def counts(self) -> bool:
-        """Every engine that could be reached has it, and there is one."""
+    def is_complete(self) -> bool:
+        """Whether every reachable engine has the version, and there is at least one."""
         return bool(self.engines)
 
     def __str__(self) -> str:
-        what = f"engines with version {self.version}: {len(self.engines)}"
-        if not self.failures:
-            return what
-        each = (f"{each.url} failed to {each.phase} ({each.reason})" for each in self.failures)
-        return f"{what}; {'; '.join(each)}"
+        text = f"{len(self.engines)} engines have version {self.version}"
+        failures = (f"{f.url} failed in phase {f.phase} ({f.reason})" for f in self.failures)
+        return "; ".join((text, *failures))
 
 
-class Sync:
-    """One version on its way to some engines."""
+class VersionSync:
+    """Sends one version to some engines."""
 
     def __init__(
         self,
         version: Version,
         settings: WeightsSettings,
         transport: Transport,
-        source: Announced,
+        source: AnnouncedSource,
     ) -> None:
         self._version = version
         self._settings = settings
         self._transport = transport
         self._source = source
-        self._before = source.passes
-        self._times = Times()
+        self._earlier_passes = source.passes
+        self._times = PhaseTimes()
         self._urls: list[str] = []
-        self._have: set[str] = set()
-        self._failures: dict[str, Failure] = {}
+        self._serving: set[str] = set()
+        self._failures: dict[str, EngineFailure] = {}
 
-    def report(self) -> Synced:
-        passes = self._source.passes - self._before
-        return Synced(
+    def report(self) -> SyncReport:
+        passes = self._source.passes - self._earlier_passes
+        return SyncReport(
             version=str(self._version),
-            engines=tuple(url for url in self._urls if url in self._have),
+            engines=tuple(url for url in self._urls if url in self._serving),
             failures=tuple(self._failures.values()),
             seconds=dict(self._times.seconds),
             bytes=passes * total_bytes(self._source) if passes else 0,
             passes=passes,
         )
 
-    def look(self, urls: list[str]) -> list[Member]:
-        """The engines that need the version."""
+    def find_members(self, urls: list[str]) -> list[EngineMember]:
+        """The engines that need the version, by their present state."""
         self._urls = urls
-        engines = [Engine(url) for url in urls]
+        engines = [EngineControl(url) for url in urls]
         states = self._each(
-            "look", engines, lambda engine: engine.look(self._settings.weights_look_s)
+            "look", engines, lambda engine: engine.read_state(self._settings.weights_look_s)
         )
         members = []
         for engine, state in states:
-            # We leave an engine paused only when something went wrong; so does any other trainer.
-            member = Member(engine, state, torn=state.paused)
+            # An engine is left paused only after a failure, by any trainer.
+            member = EngineMember(engine, state, has_open_update=state.is_paused)
             if self._needs(member):
                 members.append(member)
         return members
 
-    def _needs(self, member: Member) -> bool:
+    def _needs(self, member: EngineMember) -> bool:
         engine, state = member.engine, member.state
         if state.version is None or state.version < self._version:
             return True
         if state.version > self._version:
-            reason = f"it has {state.version}, which is newer: another trainer has taken over"
+            reason = f"it has the newer version {state.version}: another trainer has taken over"
             self._fail(engine.url, "look", reason)
-        elif state.paused:
+        elif state.is_paused:
             self._resume([member])
         else:
-            self._have.add(engine.url)
+            self._serving.add(engine.url)
         return False
 
-    def pause(self, members: list[Member]) -> list[Member]:
+    def pause(self, members: list[EngineMember]) -> list[EngineMember]:
         return self._phase("pause", members, lambda e: e.pause(self._settings.weights_pause_s))
 
-    def send_to(self, party: Party) -> Party | None:
-        """Until every member has the version or is known to have failed. Gives the group in which all
-        of them are, if there is one: the next version can go the same way."""
-        waiting, whole = [party], []
+    def send_to(self, group: TransferGroup) -> TransferGroup | None:
+        """Sends until every member has the version or is known to have failed. Returns the group if all
+        remaining members are in one, so that the next version can use it again."""
+        waiting, intact = [group], []
         while waiting:
-            party = waiting.pop()
-            if self._attempt(party):
-                whole.append(party)
+            group = waiting.pop()
+            if self._attempt(group):
+                intact.append(group)
             else:
-                waiting += self._rest(party)
-        if len(whole) == 1:
-            return whole[0]
-        for party in whole:
-            party.close()
+                waiting += self._regroup(group)
+        if len(intact) == 1:
+            return intact[0]
+        for group in intact:
+            group.close()
         return None
 
-    def _attempt(self, party: Party) -> bool:
-        """Whether all went well. Those that have the version serve it at once."""
+    def _attempt(self, group: TransferGroup) -> bool:
+        """Sends once; True if no member failed. Members that have the version resume at once."""
         error: Exception | None = None
         try:
-            party.send(str(self._version), self._transport, self._source, self._times)
-        except (Incomplete, TransportFailed) as caught:
+            group.send(str(self._version), self._transport, self._source, self._times)
+        except (TransferIncomplete, TransportFailed) as caught:
             error = caught
-            party.close()
-            self._source.end()
+            group.close()
+            self._source.complete_pass()
         except BaseException:
-            party.close()
+            group.close()
             raise
-        self._serve(party.finished)
-        self._judge(party, error)
+        self._serve(group.finished)
+        self._assign_failures(group, error)
         return error is None
 
-    def _judge(self, party: Party, error: Exception | None) -> None:
-        """Who is to blame? An engine that is gone is, and one that failed where it depends on no
-        other. What others answer in a group that broke shows nothing, unless there are no others."""
-        for member, failed in party.failures.items():
-            if not failed.answered or failed.phase not in COLLECTIVE or len(party.members) == 1:
-                self._leave(member, failed.phase, failed.reason)
-        if error is not None and len(party.members) == 1 and not party.failures:
-            self._leave(party.members[0], "update", str(error))
+    def _assign_failures(self, group: TransferGroup, error: Exception | None) -> None:
+        """Decides which members failed by their own fault: one that cannot be reached, and one that
+        failed in a phase where it depends on no other. Errors of the others only follow from the broken
+        group, unless the member was alone in it."""
+        for member, failed in group.failures.items():
+            if not failed.answered or failed.phase not in COLLECTIVE or len(group.members) == 1:
+                self._drop(member, failed.phase, failed.reason)
+        if error is not None and len(group.members) == 1 and not group.failures:
+            self._drop(group.members[0], "update", str(error))
 
-    def _rest(self, party: Party) -> list[Party]:
-        """Those that neither have it nor failed. Nobody to blame: each goes alone, so that it shows."""
-        done = {*party.finished}
-        lost = [member for member in party.members if member.engine.url in self._failures]
-        again = [m for m in party.members if m not in done and m not in lost]
-        if not again:
+    def _regroup(self, group: TransferGroup) -> list[TransferGroup]:
+        """New groups of the members that neither have the version nor failed. If no engine could be
+        singled out, each is retried on its own; the faulty one then fails alone."""
+        done = {*group.finished}
+        failed = [member for member in group.members if member.engine.url in self._failures]
+        remaining = [m for m in group.members if m not in done and m not in failed]
+        if not remaining:
             return []
-        if lost:
-            return [Party(again, self._settings)]
-        return [Party([member], self._settings) for member in again]
+        if failed:
+            return [TransferGroup(remaining, self._settings)]
+        return [TransferGroup([member], self._settings) for member in remaining]
 
-    def _serve(self, finished: list[Member]) -> None:
+    def _serve(self, finished: list[EngineMember]) -> None:
         confirmed = self._phase("confirm", finished, self._confirm)
         self._resume(confirmed)
 
-    def _confirm(self, engine: Engine) -> None:
+    def _confirm(self, engine: EngineControl) -> None:
         label = engine.label(self._settings.weights_look_s, "confirm")
         if label != str(self._version):
-            reason = f"it says that it has {label}"
-            raise EngineFailed(engine.url, "confirm", reason, answered=True)
+            reason = f"it reports version {label}"
+            raise EngineCallFailed(engine.url, "confirm", reason, answered=True)
 
-    def _resume(self, members: list[Member]) -> None:
+    def _resume(self, members: list[EngineMember]) -> None:
         resumed = self._phase(
             "resume", members, lambda e: e.resume(self._settings.weights_resume_s)
         )
-        self._have |= {member.engine.url for member in resumed}
+        self._serving |= {member.engine.url for member in resumed}
 
-    def _leave(self, member: Member, phase: str, reason: str) -> None:
+    def _drop(self, member: EngineMember, phase: str, reason: str) -> None:
         self._fail(member.engine.url, phase, reason)
-        if member.torn:
+        if member.has_open_update:
             try:
-                member.engine.disown(self._settings.weights_look_s)
-            except EngineFailed as error:
-                log.info("%s; it stays paused", error)
+                member.engine.clear_label(self._settings.weights_look_s)
+            except EngineCallFailed as error:
+                log.info("%s; the engine stays paused", error)
 
     def _fail(self, url: str, phase: str, reason: str) -> None:
-        self._failures[url] = Failure(url, phase, reason)
+        self._failures[url] = EngineFailure(url, phase, reason)
 
     def _phase(
-        self, phase: str, members: list[Member], call: Callable[[Engine], None]
-    ) -> list[Member]:
-        """The members that came through."""
+        self, phase: str, members: list[EngineMember], call: Callable[[EngineControl], None]
+    ) -> list[EngineMember]:
+        """Runs one phase for all members; returns those that succeeded."""
         if not members:
             return []
         engines = [member.engine for member in members]
@@ -207,14 +214,14 @@ class Sync:
         return [member for member in members if member.engine.url in passed]
 
     def _each(
-        self, phase: str, engines: list[Engine], call: Callable[[Engine], T]
-    ) -> list[tuple[Engine, T]]:
-        """Calls all at once; those that fail are noted and left out."""
+        self, phase: str, engines: list[EngineControl], call: Callable[[EngineControl], T]
+    ) -> list[tuple[EngineControl, T]]:
+        """Calls all engines at once; failures are noted and left out of the result."""
 
-        def attempt(engine: Engine) -> tuple[Engine, T] | None:
+        def attempt(engine: EngineControl) -> tuple[EngineControl, T] | None:
             try:
                 return engine, call(engine)
-            except EngineFailed as error:
+            except EngineCallFailed as error:
                 self._fail(engine.url, phase, error.reason)
                 return None
 

@@ -1,9 +1,9 @@
-"""What every way of sending weights looks like to the fleet.
+"""The interface of weight transports.
 
-The shape is that of vLLM's trainer side: a transport brings the trainer and the workers of some
-engines into one process group, in which the trainer is rank 0; what it gives sends the weights once
-per call. Both drive the engines through a client, whose calls go to all engines of the group.
-Whatever breaks a group ends in `TransportFailed` or in an error of the client, never in a hang.
+It follows vLLM's trainer side: a transport brings the trainer, as rank 0, and the workers of some
+engines into one process group and returns a sender, which sends the weights once per call. Both drive
+the engines through a client, whose calls go to all engines of the group. Whatever breaks a group ends
+in `TransportFailed` or in an error of the client, never in a hang.
 """
 
 import threading
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from trainer.weights.source import Source
+from trainer.weights.source import WeightSource
 
 T = TypeVar("T")
 
 
 class TransportFailed(Exception):
-    """The group broke or did not come together; its members say why, if they can."""
+    """The process group broke or could not be formed. Errors of the members, if any, say more."""
 
 
-class Client(Protocol):
-    """vLLM's `VLLMWeightSyncClient`."""
+class WeightSyncClient(Protocol):
+    """The interface of vLLM's `VLLMWeightSyncClient`."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
 
@@ -32,26 +32,26 @@ class Client(Protocol):
     def finish_weight_update(self, weight_version: str | None = None) -> None: ...
 
 
-class Sender(Protocol):
-    """A group that has come together."""
+class WeightSender(Protocol):
+    """The trainer's side of a process group that was formed."""
 
     def send_weights(self) -> None:
         """One pass over the source: start, update, finish."""
 
     def abort(self) -> None:
-        """Ends a transfer that hangs; called from another thread, perhaps more than once."""
+        """Ends a transfer that hangs. Called from another thread, possibly more than once."""
 
     def shutdown(self) -> None: ...
 
 
 class Transport(Protocol):
-    def join(self, client: Client, source: Source, workers: int) -> Sender:
-        """Makes a group of the trainer and so many workers."""
+    def join(self, client: WeightSyncClient, source: WeightSource, workers: int) -> WeightSender:
+        """Forms a group of the trainer and so many workers."""
 
 
 def in_background(call: Callable[..., T], *arguments: Any) -> "Future[T]":
-    """Runs a call beside our own part, with which it meets in the group. Nobody waits for its thread:
-    a call into NCCL that does not return cannot be ended."""
+    """Runs a call in a thread of its own, while the caller takes part in the same collective operation.
+    The thread is never joined: a call into NCCL that does not return cannot be ended."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""The receiving side, inside vLLM's workers.
+"""The receiving side of the weight transfer, inside vLLM's workers.
 
-A worker that fails leaves its process group at once, so that no other waits for it; and it never
-waits for others without a limit, because vLLM can do nothing else meanwhile, not even be told to stop.
+A worker that fails leaves its process group at once, so that no other waits for it. It never waits
+without a time limit, because vLLM can do nothing else meanwhile, not even handle a stop.
 """
 
 import threading
@@ -17,48 +17,50 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from trainer.weights.gloo_group import Delivery, Meeting, Worker
-from trainer.weights.nccl import GIVEN_UP, NO_NCCL, Guarded
+from trainer.weights.gloo_group import GlooInit, GlooReceiver, GlooUpdate
+from trainer.weights.nccl import GIVEN_UP, NO_NCCL, GuardedCommunicator
 from trainer.weights.transport import in_background
 
 JOIN_S = 45.0
-"""Less than the trainer waits by default, so that it hears of it."""
+"""Shorter than the trainer waits by default, so that the trainer receives the error."""
 STALL_S = 120.0
-"""Nothing has come for so long: NCCL itself would wait for ever."""
+"""Seconds without data after which a transfer is aborted; NCCL itself would wait forever."""
 POLL_S = 0.2
 
 
 class GlooEngine(WeightTransferEngine):
-    """Weights by `trainer.weights.gloo_group`."""
+    """Receives weights through `trainer.weights.gloo_group`."""
 
-    init_info_cls = Meeting
-    update_info_cls = Delivery
+    init_info_cls = GlooInit
+    update_info_cls = GlooUpdate
 
     def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._worker: Worker | None = None
+        self._receiver: GlooReceiver | None = None
 
-    def init_transfer_engine(self, init_info: Meeting) -> None:
+    def init_transfer_engine(self, init_info: GlooInit) -> None:
         self.shutdown()
         parallel = self.parallel_config
-        place = parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self._worker = Worker(init_info, place)
+        worker_index = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self._receiver = GlooReceiver(init_info, worker_index)
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Without the base's wait for an accelerator, which there need not be."""
+        """Unlike the base class, does not require an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: Delivery) -> None:
-        if self._worker is None:
-            raise RuntimeError("there is no process group: the trainer has to make one first")
+    def receive_weights(self, update_info: GlooUpdate) -> None:
+        if self._receiver is None:
+            raise RuntimeError("there is no process group; the trainer has to form one first")
         try:
-            for tensors in self._worker.receive(update_info):
-                self.model.load_weights([(name, self._placed(each)) for name, each in tensors])
+            for tensors in self._receiver.receive(update_info):
+                self.model.load_weights(
+                    [(name, tensor.to(self.device)) for name, tensor in tensors]
+                )
         except BaseException:
             self.shutdown()
             raise
@@ -66,25 +68,22 @@ class GlooEngine(WeightTransferEngine):
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
-            # The CPU's matrix product works on its own packed copy. A head that is tied to the
+            # On CPUs, matrix products use a packed copy of the weights. A head that is tied to the
             # embedding is not loaded itself, so its copy would silently keep the old weights.
             if isinstance(layer, ParallelLMHead):
                 layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
-
-    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.device)
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
 
 
 class NcclEngine(NCCLWeightTransferEngine):
-    """vLLM's own, with an end to its waiting.
+    """vLLM's own NCCL engine, extended by time limits.
 
     When an engine or the trainer dies, NCCL lets all others hang in their broadcast, and vLLM with
-    them. Here the call fails instead, and the trainer can make a new group with this engine in it.
+    them. Here the call fails instead, and the trainer can form a new group with this engine in it.
     """
 
     model_update_group: Any
@@ -93,11 +92,11 @@ class NcclEngine(NCCLWeightTransferEngine):
         self.shutdown()
         join = super().init_transfer_engine
 
-        def apart() -> None:
+        def join_on_device() -> None:
             torch.accelerator.set_device_index(self.device)
             join(init_info)
 
-        in_background(apart).result(timeout=JOIN_S)
+        in_background(join_on_device).result(timeout=JOIN_S)
         if self.model_update_group.disabled:
             self.model_update_group = None
             raise RuntimeError(NO_NCCL)
@@ -105,8 +104,8 @@ class NcclEngine(NCCLWeightTransferEngine):
     def receive_weights(self, update_info: Any) -> None:
         group = self.model_update_group
         if group is None:
-            raise RuntimeError("there is no process group: the trainer has to make one first")
-        watched = Watched(group)
+            raise RuntimeError("there is no process group; the trainer has to form one first")
+        watched = WatchedCommunicator(group)
         self.model_update_group = watched
         try:
             super().receive_weights(update_info)
@@ -114,43 +113,45 @@ class NcclEngine(NCCLWeightTransferEngine):
         finally:
             watched.stop()
             self.model_update_group = group
-            if watched.given_up:
+            if watched.is_aborted:
                 self.shutdown()
-        if watched.given_up:
-            raise RuntimeError("the process group was given up: the trainer ended it, or stalls")
+        if watched.is_aborted:
+            raise RuntimeError(
+                "the process group was aborted: the trainer ended it, or sent nothing for too long"
+            )
 
 
-class Watched:
-    """A communicator that is aborted when the trainer says so in the group's store, when that store
-    is gone, or when nothing has come for too long."""
+class WatchedCommunicator:
+    """A communicator that is aborted when the trainer sets GIVEN_UP in the group's store, when that
+    store is gone, or when no data came for too long."""
 
     def __init__(self, group: Any) -> None:
-        self._guarded = Guarded(group)
+        self._guarded = GuardedCommunicator(group)
         self._store = group.group.store
-        self._progress = time.monotonic()
-        self._over = threading.Event()
+        self._last_data = time.monotonic()
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch weights", daemon=True)
         self._thread.start()
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
-        self._progress = time.monotonic()
+        self._last_data = time.monotonic()
         self._guarded.broadcast(tensor, src, stream)
 
     @property
-    def given_up(self) -> bool:
-        return self._guarded.ended
+    def is_aborted(self) -> bool:
+        return self._guarded.is_ended
 
     def stop(self) -> None:
-        self._over.set()
+        self._is_over.set()
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(POLL_S):
-            if time.monotonic() - self._progress > STALL_S or self._told():
+        while not self._is_over.wait(POLL_S):
+            if time.monotonic() - self._last_data > STALL_S or self._is_given_up():
                 self._guarded.end()
                 return
 
-    def _told(self) -> bool:
+    def _is_given_up(self) -> bool:
         try:
             return bool(self._store.check([GIVEN_UP]))
         except RuntimeError:

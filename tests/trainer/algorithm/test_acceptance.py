@@ -8,7 +8,7 @@ import torch
 
 from tests.trainer.algorithm.packs import gradient_of, tokens
 from trainer.algorithm.aggregation import SampleCounts, token_weights
-from trainer.algorithm.alarms import AlarmSettings, alarms
+from trainer.algorithm.alarms import AlarmSettings, find_alarms
 from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
 
@@ -120,7 +120,7 @@ def test_a_wrong_temperature_raises_the_alarm() -> None:
     def found(temperature: float) -> list[str]:
         current = (logits / temperature).log_softmax(1).gather(1, ids).squeeze(1).tolist()
         pack = tokens(current, behaviour, [0.0] * 500)
-        return alarms(objective(LossSettings(), pack)[1].metrics(), AlarmSettings())
+        return find_alarms(objective(LossSettings(), pack)[1].metrics(), AlarmSettings())
 
     assert found(0.7) == []
     assert found(1.0)[0].startswith("mismatch: ")

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from trainer.algorithm.alarms import AlarmSettings, alarms
+from trainer.algorithm.alarms import AlarmSettings, find_alarms
 
 QUIET = {
     "logprob_difference_age_0": 0.05,
@@ -16,8 +16,8 @@ QUIET = {
 
 
 def test_a_metric_at_its_limit_is_quiet() -> None:
-    assert alarms(QUIET, AlarmSettings()) == []
-    assert alarms({}, AlarmSettings()) == []
+    assert find_alarms(QUIET, AlarmSettings()) == []
+    assert find_alarms({}, AlarmSettings()) == []
 
 
 @pytest.mark.parametrize(
@@ -33,10 +33,10 @@ def test_a_metric_at_its_limit_is_quiet() -> None:
     ],
 )
 def test_beyond_it_a_sentence_says_what_to_do(metric: str, value: float, told: str) -> None:
-    (sentence,) = alarms(QUIET | {metric: value}, AlarmSettings())
+    (sentence,) = find_alarms(QUIET | {metric: value}, AlarmSettings())
     assert re.match(told, sentence)
 
 
 def test_limits_can_be_set() -> None:
     calm = AlarmSettings(alarm_ess=0.1, alarm_masked=0.9)
-    assert alarms({"ess": 0.2, "masked_fraction": 0.8}, calm) == []
+    assert find_alarms({"ess": 0.2, "masked_fraction": 0.8}, calm) == []

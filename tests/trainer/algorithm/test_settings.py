@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from trainer.algorithm.settings import LossSettings
-from trainer.algorithm.shaping import shaped
+from trainer.algorithm.shaping import shape_reward
 
 DECOUPLED = {"loss": "decoupled", "ratio": "decoupled"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -204,5 +204,5 @@ def test_every_setting_says_what_it_is() -> None:
 )
 def test_overlong_shaping(generated: int, reward: float) -> None:
     settings = LossSettings(overlong_max=100, overlong_buffer=20, overlong_lambda=0.5)
-    assert shaped(settings, 1.0, generated) == pytest.approx(reward)
-    assert shaped(LossSettings(), 1.0, generated) == 1.0
+    assert shape_reward(settings, 1.0, generated) == pytest.approx(reward)
+    assert shape_reward(LossSettings(), 1.0, generated) == 1.0

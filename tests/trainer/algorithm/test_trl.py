@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.algorithm.advantages import advantages
+from trainer.algorithm.advantages import compute_advantages
 from trainer.algorithm.aggregation import SampleCounts, token_weights
 from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def ours(settings: LossSettings, played: Any) -> tuple[Any, list[float]]:
     counts = [SampleCounts(i // 4, (length,)) for i, length in enumerate(played.lengths)]
     rewards = np.array(played.rewards, np.float64).reshape(2, 4)
-    each = np.concatenate(advantages(list(rewards), settings.advantage))
+    each = np.concatenate(compute_advantages(list(rewards), settings.advantage))
     weights = np.concatenate(token_weights(settings.aggregation, counts, l_const=settings.l_const))
     rows, _ = torch.nonzero(played.mask, as_tuple=True)
     pack = Tokens(

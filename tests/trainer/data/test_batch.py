@@ -10,10 +10,10 @@ from pool.core.groups import Group
 from schemas import DecidedGroup, Decision, Record
 from tests.pool.records import end, group_of, sampled, step
 from trainer.algorithm.settings import LossSettings
-from trainer.data.batch import Batch, Limits, make_batch, shares
-from trainer.data.description import describe
+from trainer.data.batch import AgeLimits, Batch, groups_of_rank, make_batch
+from trainer.data.batch_metrics import batch_metrics
 
-LIMITS = Limits("run", max_age=2, masks_stale=False)
+LIMITS = AgeLimits("run", max_age=2, masks_stale=False)
 
 
 def group(prompt: str, rewards: tuple[float, ...] = (0.0, 1.0), **fields: Any) -> Group:
@@ -40,7 +40,7 @@ def decision(*groups: Group, version: int = 1) -> Decision:
 
 
 def batch_of(
-    *groups: Group, loss: LossSettings | None = None, limits: Limits = LIMITS, version: int = 1
+    *groups: Group, loss: LossSettings | None = None, limits: AgeLimits = LIMITS, version: int = 1
 ) -> Batch:
     made = decision(*groups, version=version)
     return make_batch(made, groups, loss or LossSettings(), limits)
@@ -58,7 +58,7 @@ def test_ranks_share_the_groups_and_lost_ones_are_left_out() -> None:
 
     made = decision(*(group(name) for name in "abcde"))
     lost = {group_id(made.groups[1])}
-    parts = [shares(made, lost, rank, 2) for rank in (0, 1)]
+    parts = [groups_of_rank(made, lost, rank, 2) for rank in (0, 1)]
     assert [[g.prompt_uid for g in part] for part in parts] == [["a", "d"], ["c", "e"]]
 
 
@@ -75,7 +75,7 @@ def test_truncated_trajectories_can_leave_the_loss_and_stay_in_the_baseline() ->
     batch = batch_of(cut, loss=LossSettings(mask_truncated=True, advantage="none"))
     assert not any(row.trainable.any() for sample in batch.samples for row in sample.rows)
     assert batch.advantages == [-0.5, 0.5]
-    assert describe(batch)["truncated_fraction"] == 1
+    assert batch_metrics(batch)["truncated_fraction"] == 1
 
 
 def test_overlong_trajectories_earn_less() -> None:
@@ -94,7 +94,7 @@ def test_a_batch_is_described_over_all_ranks() -> None:
     def twice(vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return vector * 2  # as if another rank had the same
 
-    found = describe(batch, twice)
+    found = batch_metrics(batch, twice)
     assert found["trajectories"] == 8
     assert found["reward_mean"] == pytest.approx(0.75)
     assert found["spans_mean"] == 1

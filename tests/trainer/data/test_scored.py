@@ -16,10 +16,10 @@ from schemas import Decision, PolicyVersion, ScoredGroup
 from schemas.packing import pack_ids
 from tests.pool.records import RUN
 from tests.trainer.data.test_batch import batch_of
-from tests.trainer.deciding.deciding import reward
+from tests.trainer.decisions.deciding import reward
 from trainer.algorithm.settings import LossSettings
-from trainer.deciding.judging import Judge
-from trainer.deciding.settings import DecidingSettings
+from trainer.decisions.judge import Judge
+from trainer.decisions.settings import DecisionSettings
 from trainer.model.parts import Cutter
 from trainer.model.sharding import Ranks
 
@@ -76,7 +76,7 @@ def test_a_copy_for_trainers_of_atropos_is_passed_over() -> None:
 
 
 def judge(known: PolicyMarks, **fields: Any) -> Judge:
-    return Judge(DecidingSettings(**{"accept_scored": True, **fields}), known, reward)
+    return Judge(DecisionSettings(**{"accept_scored": True, **fields}), known, reward)
 
 
 def test_a_posted_sequence_is_one_row_with_its_own_mask_and_logprobs() -> None:

@@ -18,7 +18,7 @@ from tests.trainer.learning import task
 from tests.trainer.learning.agents import Agents, working_agents
 from tests.trainer.learning.evidence import Evidence
 from tests.vllm_engine import Engine
-from trainer.weights.engine import Engine as Labelled
+from trainer.weights.engine import EngineControl
 
 RUN = "letters"
 VERSIONS = 32
@@ -101,7 +101,7 @@ def watch(
 
 
 def _label(engine: Engine) -> str:
-    return Labelled(engine.url).label(LIMIT_S, "look")
+    return EngineControl(engine.url).label(LIMIT_S, "look")
 
 
 @contextmanager

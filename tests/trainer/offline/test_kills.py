@@ -13,7 +13,7 @@ from pool.topics import LEDGER
 from tests.pool.log import records
 from tests.trainer.lives import Life
 from tests.trainer.offline.history import offline, write_history
-from tests.trainer.offline.test_deciding import told
+from tests.trainer.offline.test_decider import told
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 

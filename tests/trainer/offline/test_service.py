@@ -30,7 +30,7 @@ def test_a_range_is_trained_to_its_end_without_a_group_and_without_engines(
     submit_groups(connection, ["flat"], rewards=[1.0] * 4)
     given = offline(connection, tiny_model, tmp_path)
     said = serve(TrainSettings.model_validate(given))
-    assert said is not None and "run again has read its range" in said
+    assert said is not None and "run again has read its whole range" in said
     assert "5 train, 1 no_variance" in said and "20 train, 4 no_variance" in said
     assert f"steplog export --run again --checkpoints {tmp_path / 'checkpoints'}" in said
 
@@ -58,10 +58,10 @@ def test_a_range_is_trained_to_its_end_without_a_group_and_without_engines(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"from_": 3}, r"--from chooses a range of the log: give --offline too"),
+        ({"from_": 3}, r"--from selects a range of the log; it needs --offline"),
         (
             {"offline": True, "engines": ("http://e",)},
-            r"--engines and --offline exclude each other",
+            r"--engines cannot be used with --offline",
         ),
         ({"offline": True, "max_age": 3}, r"age counts versions of the run itself"),
         ({"offline": True, "group": "g"}, r"an offline run joins no consumer group"),

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from tests.conftest import free_port
-from trainer.weights.gloo_group import Delivery, Meeting, Worker
+from trainer.weights.gloo_group import GlooInit, GlooReceiver, GlooUpdate
 
 HOST = "127.0.0.1"
 PHASES = {
@@ -52,7 +52,7 @@ class Stub:
     torn: bool = False
     faults: dict[str, str] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
-    workers: list[Worker] = field(default_factory=list)
+    workers: list[GlooReceiver] = field(default_factory=list)
     received: dict[int, list[tuple[str, torch.Tensor]]] = field(default_factory=dict)
     weights: dict[int, Json] = field(default_factory=dict)
 
@@ -102,8 +102,8 @@ class Stub:
     def join(self, body: Json) -> None:
         for worker in self.workers:
             worker.close()
-        meeting = Meeting(**body["init_info"])
-        self.workers = self.on_each(lambda rank: Worker(meeting, rank))
+        meeting = GlooInit(**body["init_info"])
+        self.workers = self.on_each(lambda rank: GlooReceiver(meeting, rank))
 
     def start(self, _: Json) -> None:
         if self.active:
@@ -113,7 +113,7 @@ class Stub:
     def update(self, body: Json) -> None:
         if not self.active:
             raise Refused("no update is active")
-        delivery = Delivery(**body["update_info"])
+        delivery = GlooUpdate(**body["update_info"])
         try:
             self.on_each(lambda rank: self.receive(rank, delivery))
         except BaseException:
@@ -122,7 +122,7 @@ class Stub:
                 worker.close()
             raise
 
-    def receive(self, rank: int, delivery: Delivery) -> None:
+    def receive(self, rank: int, delivery: GlooUpdate) -> None:
         for tensors in self.workers[rank].receive(delivery):
             self.received.setdefault(rank, []).extend(tensors)
             self.trouble("midway")

@@ -9,10 +9,10 @@ import torch
 
 from pool.core.versions import Version
 from tests.trainer.weights.stub_engine import StubEngine, running_stubs
-from trainer.weights.fleet import Engines, Weights, open_weights
+from trainer.weights.fleet import EngineFleet, EngineList
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.source import ModuleSource
-from trainer.weights.sync import Synced
+from trainer.weights.sync import SyncReport
 
 ORDER = ["pause", "join", "start", "update", "finish", "resume"]
 AGAIN = ["pause", "start", "update", "finish", "resume"]
@@ -55,12 +55,12 @@ def pair() -> Iterator[list[StubEngine]]:
         yield engines
 
 
-def opened(model: Model, *engines: StubEngine, **settings: float) -> Weights:
+def opened(model: Model, *engines: StubEngine, **settings: float) -> EngineFleet:
     limits = {"weights_buffer_bytes": 700, "weights_retry_s": 1e-6}
     limits |= {"weights_look_s": 60, "weights_grace_s": 60}
     urls = tuple(engine.url for engine in engines)
     made = WeightsSettings.model_validate({"engines": urls, **limits, **settings})
-    return Weights(made, ModuleSource(model))
+    return EngineFleet(made, ModuleSource(model))
 
 
 def check_serves(engine: StubEngine, model: Model, version: Version) -> None:
@@ -69,7 +69,7 @@ def check_serves(engine: StubEngine, model: Model, version: Version) -> None:
     assert engine.weights() == [model.sums()] * engine.world_size
 
 
-def reasons(report: Synced | None) -> dict[str, str]:
+def reasons(report: SyncReport | None) -> dict[str, str]:
     assert report is not None
     return {failure.url: f"{failure.phase}: {failure.reason}" for failure in report.failures}
 
@@ -80,7 +80,7 @@ def test_every_engine_goes_through_the_phases_in_order(
     weights = opened(model, *pair)
     report = weights.sync(FIRST)
     assert report.engines == tuple(engine.url for engine in pair)
-    assert report.counts and not report.failures
+    assert report.is_complete and not report.failures
     for engine in pair:
         assert engine.seen() == ORDER
         check_serves(engine, model, FIRST)
@@ -116,8 +116,8 @@ def test_engines_of_several_workers_have_their_own_ranks(model: Model) -> None:
 def test_weights_are_turned_into_another_type_on_their_way(
     model: Model, pair: list[StubEngine]
 ) -> None:
-    settings = WeightsSettings(engines=(pair[0].url,), weights_dtype="bfloat16")
-    report = open_weights(settings, model).sync(FIRST)
+    settings = WeightsSettings(engines=(pair[0].url,))
+    report = EngineFleet(settings, ModuleSource(model, torch.bfloat16)).sync(FIRST)
     assert report.bytes == 2 * (50 * 9 + 3 + 4 * 90)
     assert pair[0].weights() == [model.bfloat16().sums()]
 
@@ -140,7 +140,7 @@ def test_an_engine_that_fails_costs_the_others_nothing(
         assert report.engines and not report.failures
         check_serves(bad, model, FIRST)
         return
-    assert report.engines == (good.url,) and report.counts
+    assert report.engines == (good.url,) and report.is_complete
     assert reasons(report)[bad.url].startswith({"midway": "update"}.get(place, place))
     if kind == "die":
         bad.kill()
@@ -148,7 +148,7 @@ def test_an_engine_that_fails_costs_the_others_nothing(
     else:
         assert place in ("look", "pause") or bad.paused()
     calls = good.seen()
-    healed = weights.tend()
+    healed = weights.catch_up()
     assert healed is None or not healed.failures
     assert good.seen() == calls
     check_serves(bad, model, FIRST)
@@ -167,7 +167,7 @@ def test_an_engine_that_hangs_is_given_up_at_the_deadline(model: Model, place: s
                 continue
             assert time.monotonic() - started < 10 * limit
             assert report.engines == (good.url,)
-            assert "no answer within" in reasons(report)[bad.url]
+            assert "no response within" in reasons(report)[bad.url]
             check_serves(good, model, FIRST)
             return
 
@@ -184,7 +184,7 @@ def test_an_engine_that_always_fails_does_not_take_the_others_along(
     assert report.engines == (good.url,)
     assert "told to fail" in reasons(report)[bad.url]
     assert bad.paused() and bad.label() == "none"
-    assert weights.tend() is not None
+    assert weights.catch_up() is not None
     check_serves(bad, model, FIRST)
 
 
@@ -200,9 +200,9 @@ def test_an_engine_killed_in_the_middle_of_a_broadcast_rejoins(
     assert report.engines == (good.url,) and report.passes == 2
     check_serves(good, model, SECOND)
     bad.kill()
-    assert "look" in reasons(weights.tend())[bad.url]
+    assert "look" in reasons(weights.catch_up())[bad.url]
     bad.start()
-    healed = weights.tend()
+    healed = weights.catch_up()
     assert healed is not None and bad.url in healed.engines
     check_serves(bad, model, SECOND)
     model.change()
@@ -239,9 +239,9 @@ def test_an_update_that_another_trainer_left_is_ended_first(
 
 def test_tending_leaves_engines_that_are_well_alone(model: Model, pair: list[StubEngine]) -> None:
     weights = opened(model, *pair)
-    assert weights.tend() is None  # there is no version yet
+    assert weights.catch_up() is None  # there is no version yet
     weights.sync(FIRST)
-    assert weights.tend() is None
+    assert weights.catch_up() is None
     assert pair[0].seen() == ORDER
 
 
@@ -252,20 +252,20 @@ def test_an_engine_that_failed_is_tried_again_only_after_a_while(
     weights = opened(model, *pair, weights_retry_s=1000)
     assert weights.sync(FIRST).engines == (pair[1].url,)
     pair[0].start()
-    assert weights.tend() is None
+    assert weights.catch_up() is None
     assert pair[0].seen() == []
     assert len(weights.sync(SECOND).engines) == 2
 
 
 def test_no_engine_at_all_and_no_engine_reachable_are_told(model: Model) -> None:
     none = opened(model).sync(FIRST)
-    assert not none.counts and not none.failures
+    assert not none.is_complete and not none.failures
     with running_stubs(1) as (engine,):
         engine.kill()
         report = opened(model, engine).sync(FIRST)
-    assert not report.counts
+    assert not report.is_complete
     assert "refused" in reasons(report)[engine.url]
-    assert "failed to look" in str(report)
+    assert "failed in phase look" in str(report)
 
 
 def test_versions_of_an_engine_never_decrease(model: Model, pair: list[StubEngine]) -> None:
@@ -275,7 +275,7 @@ def test_versions_of_an_engine_never_decrease(model: Model, pair: list[StubEngin
         weights.sync(FIRST)
     older = opened(model, *pair)
     report = older.sync(FIRST)
-    assert not report.counts
+    assert not report.is_complete
     assert "another trainer has taken over" in reasons(report)[pair[0].url]
     assert pair[0].label() == str(SECOND) and not pair[0].paused()
     weights.sync(Version(2, 0))
@@ -297,7 +297,7 @@ def test_a_source_that_fails_is_our_own_error(model: Model, pair: list[StubEngin
             raise KeyError("no such tensor")
 
     urls = tuple(engine.url for engine in pair)
-    weights = Weights(WeightsSettings(engines=urls, weights_buffer_bytes=100), Broken(model))
+    weights = EngineFleet(WeightsSettings(engines=urls, weights_buffer_bytes=100), Broken(model))
     with pytest.raises(KeyError):
         weights.sync(FIRST)
     assert pair[0].paused() and pair[0].label() == "default"
@@ -307,7 +307,7 @@ def test_a_source_that_fails_is_our_own_error(model: Model, pair: list[StubEngin
 
 def test_engines_come_from_a_file_that_may_change(tmp_path: Path) -> None:
     file = tmp_path / "engines"
-    engines = Engines(["http://a:1/"], file)
+    engines = EngineList(["http://a:1/"], file)
     assert engines.urls() == ["http://a:1"]
     file.write_text("# ours\nhttp://b:1\n\n http://c:1/\nhttp://b:1\n")
     assert engines.urls() == ["http://b:1", "http://c:1"]
@@ -322,9 +322,9 @@ def test_a_new_engine_in_the_file_is_brought_up_to_date(
 ) -> None:
     file = tmp_path / "engines"
     file.write_text(pair[0].url)
-    weights = Weights(WeightsSettings(engines_file=file), ModuleSource(model))
+    weights = EngineFleet(WeightsSettings(engines_file=file), ModuleSource(model))
     weights.sync(FIRST)
     file.write_text(f"{pair[0].url}\n{pair[1].url}\n")
-    assert weights.tend() is not None
+    assert weights.catch_up() is not None
     check_serves(pair[1], model, FIRST)
     assert pair[0].seen() == ORDER

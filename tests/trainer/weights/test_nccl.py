@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.weights.nccl import Guarded, NcclSender, NcclTransport, NoNccl
+from trainer.weights.nccl import GuardedCommunicator, NcclSender, NcclTransport, NcclUnavailable
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.transport import TransportFailed
 
@@ -39,12 +39,12 @@ def joined(
 def test_a_library_that_vllm_cannot_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else every broadcast would do nothing, and every engine would confirm what it never got."""
     engine = SimpleNamespace(model_update_group=SimpleNamespace(disabled=True))
-    with pytest.raises(NoNccl, match="found no NCCL that it can use"):
+    with pytest.raises(NcclUnavailable, match="found no NCCL that it can use"):
         joined(monkeypatch, lambda *_: engine)
 
 
 def test_a_group_that_does_not_come_together_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TransportFailed, match="did not come together in time"):
+    with pytest.raises(TransportFailed, match="could not be formed in time"):
         joined(monkeypatch, lambda *_: threading.Event().wait(), join_s=0.1)
 
 
@@ -86,9 +86,9 @@ def test_whoever_comes_back_from_an_ended_broadcast_cannot_begin_another() -> No
     group = SimpleNamespace(
         broadcast=lambda tensor, src, stream: sent.append(src), destroy=lambda: None
     )
-    guarded = Guarded(group)
+    guarded = GuardedCommunicator(group)
     guarded.broadcast(torch.zeros(1), 0)
     guarded.end()
-    with pytest.raises(RuntimeError, match="was given up"):
+    with pytest.raises(RuntimeError, match="was aborted"):
         guarded.broadcast(torch.zeros(1), 0)
     assert sent == [0]

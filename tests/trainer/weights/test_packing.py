@@ -1,8 +1,8 @@
-"""Flat buffers are cut alike on both sides, and nothing of a tensor is lost."""
+"""Flat buffers are split alike on both sides, and nothing of a tensor is lost."""
 
 import torch
 
-from trainer.weights.packing import cut, empty, pack, unpack
+from trainer.weights.packing import empty_buffer, pack, split_into_buffers, unpack
 from trainer.weights.source import ModuleSource, Parameter, total_bytes
 
 
@@ -11,9 +11,9 @@ def parameters(*sizes: int) -> list[Parameter]:
 
 
 def test_a_buffer_ends_with_the_parameter_that_fills_it() -> None:
-    chunks = cut(parameters(3, 3, 3, 20, 1), buffer_bytes=5)
+    chunks = split_into_buffers(parameters(3, 3, 3, 20, 1), buffer_bytes=5)
     assert [[each.bytes for each in chunk] for chunk in chunks] == [[3, 3], [3, 20], [1]]
-    assert list(cut([], 5)) == []
+    assert list(split_into_buffers([], 5)) == []
 
 
 def test_tensors_of_any_type_and_shape_come_back() -> None:
@@ -26,7 +26,7 @@ def test_tensors_of_any_type_and_shape_come_back() -> None:
     }
     chunk = [Parameter(name, each.dtype, tuple(each.shape)) for name, each in tensors.items()]
     flat = pack(tensors.values())
-    assert flat.shape == empty(chunk).shape
+    assert flat.shape == empty_buffer(chunk).shape
     for name, tensor in unpack(flat, chunk):
         assert torch.equal(tensor, tensors[name]) and tensor.dtype == tensors[name].dtype
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from pool.core.versions import Version
 from tests.tiny_model import build_model
 from tests.vllm_engine import Engine, running_vllm
-from trainer.weights import agreement, party
-from trainer.weights.agreement import Agreement, Disagreement
-from trainer.weights.engine import Engine as Control
-from trainer.weights.fleet import Weights
+from trainer.weights import logprob_check, transfer_group
+from trainer.weights.engine import EngineControl
+from trainer.weights.fleet import EngineFleet
+from trainer.weights.logprob_check import LogprobDifference, LogprobMismatch
 from trainer.weights.settings import WeightsSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -44,12 +44,12 @@ class Trainer:
         assert self.model.lm_head.weight is self.model.model.embed_tokens.weight
         self.source = ModuleSource(self.model)
 
-    def weights(self, *engines: Engine, **settings: Any) -> Weights:
+    def weights(self, *engines: Engine, **settings: Any) -> EngineFleet:
         urls = tuple(engine.url for engine in engines)
         # An engine that computes often takes all cores, and then its server says nothing for seconds.
         limits = {"weights_buffer_bytes": 30_000, "weights_retry_s": 0.01, "weights_look_s": LIMIT}
         made = WeightsSettings.model_validate({"engines": urls, **limits, **settings})
-        return Weights(made, self.source)
+        return EngineFleet(made, self.source)
 
     def step(self) -> None:
         with self.torch.no_grad():
@@ -63,8 +63,8 @@ class Trainer:
             values = self.torch.log_softmax(logits, -1).gather(1, row[1:, None])[:, 0]
         return np.asarray([0.0, *values.tolist()], dtype=np.float32)
 
-    def compare(self, engine: Engine) -> Agreement:
-        return agreement.compare(engine.url, PROMPT, self.logprobs)
+    def compare(self, engine: Engine) -> LogprobDifference:
+        return logprob_check.compare_logprobs(engine.url, PROMPT, self.logprobs)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def trainer(folder: Path) -> Trainer:
 
 
 def label(engine: Engine) -> str:
-    return Control(engine.url).label(LIMIT, "look")
+    return EngineControl(engine.url).label(LIMIT, "look")
 
 
 def test_an_engine_computes_with_the_weights_that_it_was_sent(
@@ -93,8 +93,8 @@ def test_an_engine_computes_with_the_weights_that_it_was_sent(
     weights = trainer.weights(engine)
     for number in range(1, 3):
         trainer.step()
-        with pytest.raises(Disagreement, match="does not compute with the trainer's weights"):
-            trainer.compare(engine).demand(CLOSE)
+        with pytest.raises(LogprobMismatch, match="does not compute with the trainer's weights"):
+            trainer.compare(engine).check(CLOSE)
         report = weights.sync(Version(1, number))
         assert report.engines == (engine.url,)
         assert label(engine) == f"1.{number}"
@@ -153,21 +153,21 @@ def test_an_update_that_broke_off_leaves_nothing_in_the_next(
 ) -> None:
     """A trainer died; the next one, of a later incarnation, finds an engine between two versions."""
     incarnation = {"start": 3, "update": 5}[left_at]
-    control = Control(engine.url)
+    control = EngineControl(engine.url)
     if left_at == "start":
         control.pause(LIMIT)
         control.start(LIMIT)
     else:
         with pytest.raises(KeyError):
-            Weights(
+            EngineFleet(
                 WeightsSettings(engines=(engine.url,), weights_buffer_bytes=10_000),
                 Broken(trainer.source),
             ).sync(Version(incarnation - 1, 1))
-    assert control.look(LIMIT).paused
+    assert control.read_state(LIMIT).is_paused
     trainer.step()
     assert trainer.weights(engine).sync(Version(incarnation, 1)).engines == (engine.url,)
     assert trainer.compare(engine).max < CLOSE
-    assert not control.look(LIMIT).paused
+    assert not control.read_state(LIMIT).is_paused
 
 
 class Broken:
@@ -193,14 +193,14 @@ def test_an_engine_killed_during_a_sync_rejoins_with_the_newest_weights(
         assert len(weights.sync(Version(6, 1)).engines) == 2
         assert trainer.compare(other).max < CLOSE
         # Between the start of its update and the first byte.
-        start = party.Party.start_weight_update
+        start = transfer_group.TransferGroup.start_weight_update
 
-        def start_and_kill(self: party.Party) -> None:
+        def start_and_kill(self: transfer_group.TransferGroup) -> None:
             start(self)
             if len(self.members) == 2:
                 os.killpg(other.pid, signal.SIGKILL)
 
-        monkeypatch.setattr(party.Party, "start_weight_update", start_and_kill)
+        monkeypatch.setattr(transfer_group.TransferGroup, "start_weight_update", start_and_kill)
         trainer.step()
         report = weights.sync(Version(6, 2))
         monkeypatch.undo()
@@ -210,7 +210,7 @@ def test_an_engine_killed_during_a_sync_rejoins_with_the_newest_weights(
         assert label(engine) == "6.2"
     with running_vllm(folder, *GLOO, port=int(other.url.rpartition(":")[2])) as again:
         assert label(again) == "default"
-        healed = weights.tend()
+        healed = weights.catch_up()
         assert healed is not None and other.url in healed.engines
         assert trainer.compare(again).max < CLOSE
         assert label(again) == label(engine) == "6.2"

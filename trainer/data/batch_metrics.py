@@ -1,0 +1,48 @@
+"""Metrics of a batch that need no model."""
+
+import numpy as np
+
+from trainer.algorithm.advantages import Total, single_rank
+from trainer.data.batch import Batch
+from trainer.data.sample import Sample
+
+
+def batch_metrics(batch: Batch, total: Total = single_rank) -> dict[str, float]:
+    """Over all ranks; every rank has to call it."""
+    sums = _sums(batch)
+    totals = dict(zip(sums, total(np.array(list(sums.values()), np.float64)), strict=True))
+    trajectories = max(float(totals["trajectories"]), 1.0)
+    mean = {name: float(value) / trajectories for name, value in totals.items()}
+    return {
+        "trajectories": float(totals["trajectories"]),
+        "reward_mean": mean["reward"],
+        "reward_std": float(np.sqrt(max(mean["reward_squared"] - mean["reward"] ** 2, 0.0))),
+        "advantage_std": float(np.sqrt(mean["advantage_squared"])),
+        "spans_mean": mean["spans"],
+        "truncated_fraction": mean["truncated"],
+        # A Step whose prompt continues no row starts a new one.
+        "prefix_break_fraction": (mean["rows"] - 1) / max(mean["steps"], 1.0),
+        "generated_mean": mean["generated"],
+    }
+
+
+def _sums(batch: Batch) -> dict[str, float]:
+    samples = batch.samples
+    rewards = np.array([sample.reward for sample in samples], np.float64)
+    advantages = np.array(batch.advantages, np.float64)
+    return {
+        "trajectories": len(samples),
+        "reward": rewards.sum(),
+        "reward_squared": rewards @ rewards,
+        "advantage_squared": advantages @ advantages,
+        "spans": sum(map(_version_count, samples)),
+        "truncated": sum(sample.truncated for sample in samples),
+        "rows": sum(len(sample.rows) for sample in samples),
+        "steps": sum(sample.steps for sample in samples),
+        "generated": sum(sample.generated for sample in samples),
+    }
+
+
+def _version_count(sample: Sample) -> int:
+    """How many versions sampled its tokens."""
+    return len({int(v) for row in sample.rows for v in np.unique(row.versions[row.trainable])})

@@ -1,0 +1,89 @@
+"""Judges closed groups: one verdict on the group and one on each of its members.
+
+A member is trained only if its trajectory is usable, its logprobs can be compared with ours, and no
+trained token is older than `max_age` versions. A group is judged twice by the same function, when it
+is complete and when it is decided, because it may become too old in between.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from pool.core.groups import TRAIN, Group, Judgement, judge_member
+from pool.core.marks import PolicyMarks
+from pool.core.rows import find_training_problem
+from pool.core.trajectories import Trajectory, step_of
+from schemas import DecidedGroup
+from trainer.decisions.settings import DecisionSettings
+
+EQUAL_REWARDS = 1e-6
+"""Rewards that differ by no more than this count as equal; such a group has no gradient."""
+
+NOT_ACCEPTED = (
+    "it was posted through the Atropos API, so its age at generation is unknown; "
+    "set --accept-scored to train such groups"
+)
+
+
+class Judge:
+    """`reward` returns the reward of a member, shaping included. `any_age` switches the age check off
+    for offline runs, which train old data on purpose and mostly data of other runs."""
+
+    def __init__(
+        self,
+        settings: DecisionSettings,
+        marks: PolicyMarks,
+        reward: Callable[[Group, Trajectory], float],
+        any_age: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._rules = settings.group_rules()
+        self._marks = marks
+        self._reward = reward
+        self._any_age = any_age
+        self._accepted_runs = frozenset(settings.accept_runs)
+
+    def judge(self, group: Group, version: int) -> DecidedGroup:
+        """`version` is the newest; a batch with this group would make its successor."""
+        decided = group.judge(self._rules, lambda g, member: self._judge_member(g, member, version))
+        if decided.verdict != "train":
+            return decided
+        trained = [m.trajectory_uid for m in decided.members if m.verdict == "train"]
+        if any(group.members[uid].advantages is not None for uid in trained):
+            return decided  # the environment supplied the advantages itself
+        rewards = [self._reward(group, group.members[uid]) for uid in trained]
+        if max(rewards) - min(rewards) > EQUAL_REWARDS:
+            return decided
+        return msgspec.structs.replace(
+            decided, verdict="no_variance", reason=f"all rewards are {rewards[0]:g}"
+        )
+
+    def _judge_member(self, group: Group, member: Trajectory, version: int) -> Judgement:
+        judgement = judge_member(group, member)
+        if judgement.verdict != "train":
+            return judgement
+        if member.is_scored and not self._settings.accept_scored:
+            return Judgement("invalid", NOT_ACCEPTED)
+        problem = find_training_problem(member)
+        if problem is not None:
+            return Judgement("invalid", problem)
+        return self._judge_age(member, version)
+
+    def _judge_age(self, member: Trajectory, version: int) -> Judgement:
+        if self._any_age:
+            return TRAIN
+        allowed = self._settings.max_age
+        judgement = self._marks.judge(member, version, allowed, self._accepted_runs)
+        masks = self._settings.stale_tokens == "mask"
+        if judgement.verdict == "stale" and masks and newest_version(member) >= version - allowed:
+            return TRAIN
+        return judgement
+
+    def can_skip(self) -> bool:
+        """Whether offsets alone show what is too old. Records of other accepted runs have no age."""
+        return not self._accepted_runs
+
+
+def newest_version(trajectory: Trajectory) -> int:
+    """Version of the weights that sampled its youngest token."""
+    return max(s.version for received in trajectory.steps for s in step_of(received).segments)
