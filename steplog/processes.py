@@ -1,11 +1,11 @@
-"""Processes that outlive whoever started them, and can be told from others by more than their pid.
+"""Processes that outlive the process that started them, identified by more than their pid.
 
-A pid is used again; the moment of a process's birth is not. Both are written down before the process
-does anything: it begins as a shell that waits for a word on its input, and if its starter dies before
-saying it, the shell ends. So nothing runs that is not in the file.
+The kernel reuses pids, but not together with the time at which a process was started. Both are recorded
+before the command runs: it starts as a shell that waits for a line on its input, and if the starting
+process dies before it writes that line, the shell exits. So no process runs that is not recorded.
 
-Each process leads a session of its own. A terminal's Ctrl-C does not reach it, and what it started
-(vLLM's engine core, a reward worker's processes) can be ended with it.
+Each process leads a session of its own. Ctrl-C in a terminal does not reach it, and its child processes
+(vLLM's engine core, the processes of a reward worker) can be ended together with it.
 """
 
 import os
@@ -18,43 +18,44 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 0.05
-WAIT_FOR_THE_WORD = 'read -r word && exec "$@" </dev/null'
+WAIT_FOR_GO = 'read -r go && exec "$@" </dev/null'
 
 
 @dataclass(frozen=True)
-class Process:
+class StartedProcess:
     pid: int
     born: str
-    """Says which process of that pid is meant; see `birth`."""
+    """When it was started, to tell it from other processes with the same pid; see `start_time`."""
 
-    def runs(self) -> bool:
-        return birth(self.pid) == self.born
+    def is_running(self) -> bool:
+        return start_time(self.pid) == self.born
 
     def signal(self, number: int) -> None:
-        if self.runs():
+        if self.is_running():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def end(self, limit: float) -> None:
-        """Asks, waits, and kills; then kills what it left behind."""
+        """Terminate it, kill it after the limit, then kill the rest of its session."""
         self.signal(signal.SIGTERM)
-        if not wait_for(lambda: not self.runs(), limit):
+        if not wait_for(lambda: not self.is_running(), limit):
             self.signal(signal.SIGKILL)
-            wait_for(lambda: not self.runs(), limit)
-        self.end_the_rest()
+            wait_for(lambda: not self.is_running(), limit)
+        self.kill_session()
 
-    def end_the_rest(self) -> None:
-        """Its session's other processes, when it is gone itself.
+    def kill_session(self) -> None:
+        """Kill the other processes of its session, once it is gone itself.
 
-        The kernel gives nobody a pid that still names a group, so if no process has the pid, then a
-        group of that number is ours; unless the machine was started anew.
+        The kernel does not reuse a pid that still names a process group. So if no process has the pid,
+        a group of that number is ours, unless the machine has been rebooted.
         """
-        if birth(self.pid) is None and self.born.startswith(_boot()):
+        if start_time(self.pid) is None and self.born.startswith(_boot()):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
 
 def wait_for(condition: Callable[[], bool], limit: float) -> bool:
+    """Whether the condition became true within the limit, in seconds."""
     deadline = time.monotonic() + limit
     while not condition():
         if time.monotonic() >= deadline:
@@ -67,45 +68,45 @@ def spawn(
     command: Sequence[str],
     log: Path,
     variables: Mapping[str, str],
-    remember: Callable[[Process], None],
-) -> "tuple[Process, subprocess.Popen[bytes]]":
-    """`remember` writes it down; the command runs only after that."""
+    record: Callable[[StartedProcess], None],
+) -> "tuple[StartedProcess, subprocess.Popen[bytes]]":
+    """Start a command. It does not run before `record` has stored the process."""
     with log.open("ab") as output:
         child = subprocess.Popen(
-            ["/bin/sh", "-c", WAIT_FOR_THE_WORD, "sh", *command],
+            ["/bin/sh", "-c", WAIT_FOR_GO, "sh", *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **variables},
             start_new_session=True,
         )
-    process = Process(child.pid, birth(child.pid) or "")
-    remember(process)
+    process = StartedProcess(child.pid, start_time(child.pid) or "")
+    record(process)
     assert child.stdin is not None
     with suppress(BrokenPipeError), child.stdin:
         child.stdin.write(b"go\n")
     return process, child
 
 
-def birth(pid: int) -> str | None:
-    """When the process was started, since which boot; None when it is gone or a zombie."""
+def start_time(pid: int) -> str | None:
+    """Boot id and start time of a process; None if it is gone or a zombie."""
     if Path("/proc/self/stat").exists():
         try:
             return None if is_zombie(pid) else f"{_boot()}{_stat(pid)[19]}"
         except OSError:
             return None
-    told = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)
-    return told.stdout.strip() or None
+    ps = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)
+    return ps.stdout.strip() or None
 
 
 def is_zombie(pid: int) -> bool:
-    """Whether it has ended, and nobody has asked how. A killed process looks like that as soon as its
-    first thread is gone, while others still hold its ports. Where there is /proc."""
+    """Whether it has ended and only its exit status is left. A killed process is marked so as soon
+    as its first thread is gone, while other threads may still hold its ports. Needs /proc."""
     return _stat(pid)[0] in "ZX" and len(list(Path(f"/proc/{pid}/task").iterdir())) <= 1
 
 
 def _stat(pid: int) -> list[str]:
-    # The fields follow the name of the program, which may itself hold anything.
+    # The fields follow the program's name, which may contain any character.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 

@@ -1,12 +1,13 @@
-"""The demo's model: a Qwen2 of two layers whose every word is a token, made on the spot.
+"""The demo's model: a Qwen2 with two layers and one token per word, made on the spot.
 
-Nothing can be downloaded everywhere, and nothing large would learn on two cores in minutes. The folder
-is made in two parts. `prepare` writes what an engine needs to start, in a second and without torch: it
-gets its weights from the trainer anyway. `warm_up` makes the weights meanwhile.
+Not every machine can download a model, and a larger one would not learn on two cores in minutes.
+The model folder is made in two steps. `prepare` writes what an engine needs to start, in a second
+and without torch; the engine gets its weights from the trainer anyway. Meanwhile `warm_up` makes
+the weights.
 
 The warm start is supervised training on conversations in which three words in ten are right and the
-others are drawn. It teaches how a call is written and when to answer, and only a hint of what to say:
-the model begins with a reward of 0.2, and what it gains from there it learns from rewards.
+others are random. It teaches how a tool call is written and when to answer, but hardly what to say: the
+model starts with a reward of 0.2, and learns the rest from rewards.
 """
 
 import json
@@ -29,7 +30,7 @@ from steplog.demo.task import (
 MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 ROLES = ("system\n", "user\n", "assistant\n", "tool\n")
 WORDS = ("<tool_call>", "</tool_call>", *CALL, *ROLES, *PHRASES, *PEOPLE, *PLACES)
-IDS = {text: 256 + place for place, text in enumerate((*MARKERS, *WORDS))}
+IDS = {text: 256 + index for index, text in enumerate((*MARKERS, *WORDS))}
 SHAPE = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -38,11 +39,11 @@ SHAPE = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
-    # With the usual 0.02 so small a model needs minutes until it looks at what was said before.
+    # With the usual 0.02, so small a model needs minutes to learn to attend to earlier messages.
     "initializer_range": 0.1,
 }
-KNOWN = 0.3
-"""Share of the words that the warm start shows right; the others are drawn."""
+RIGHT_SHARE = 0.3
+"""Share of the words that are right in the warm start; the others are random."""
 WARM_STEPS = 300
 WARM_BATCH = 32
 WARM_RATE = 3e-3
@@ -69,7 +70,7 @@ TEMPLATE = r"""
 
 
 def prepare(folder: Path) -> None:
-    """The tokenizer and the configuration; weights come later."""
+    """Write the tokenizer and the configuration; the weights come later."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(
@@ -99,10 +100,10 @@ def _config() -> dict[str, Any]:
 
 
 def _tokenizer() -> Any:
-    """Bytes, and above them words that are never split."""
+    """A byte-level tokenizer with added words that are never split."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    names = {name: value for value, name in enumerate(_names_of_bytes())}
+    names = {name: value for value, name in enumerate(_byte_names())}
     tokenizer = Tokenizer(models.BPE(vocab=names, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -111,26 +112,27 @@ def _tokenizer() -> Any:
     return tokenizer
 
 
-def _names_of_bytes() -> list[str]:
-    """A byte-level vocabulary shows a byte as itself if it prints, else as a character from U+0100."""
-    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+def _byte_names() -> list[str]:
+    """The names of bytes in byte-level vocabularies: printable ones are themselves, others start at
+    U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
-    return [chr(value if value in printing else next(others)) for value in range(256)]
+    return [chr(value if value in printable else next(others)) for value in range(256)]
 
 
 def warm_up(folder: Path, steps: int = WARM_STEPS) -> None:
-    """Adds the weights to a folder that was prepared."""
+    """Add the weights to a prepared folder."""
     import torch
     from transformers import AutoConfig, AutoTokenizer, Qwen2ForCausalLM
 
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     model = Qwen2ForCausalLM(AutoConfig.from_pretrained(folder))
-    lesson, chance = Lesson(AutoTokenizer.from_pretrained(folder)), random.Random(SEED)
+    examples, rng = WarmStartExamples(AutoTokenizer.from_pretrained(folder)), random.Random(SEED)
     optimiser = torch.optim.AdamW(model.parameters(), lr=WARM_RATE, weight_decay=0.0)
     for _ in range(steps):
-        ids = torch.tensor([lesson.row(chance) for _ in range(WARM_BATCH)])
-        targets = torch.where(torch.tensor(lesson.learned), ids, -100)
+        ids = torch.tensor([examples.draw(rng) for _ in range(WARM_BATCH)])
+        targets = torch.where(torch.tensor(examples.is_target), ids, -100)
         model(input_ids=ids, labels=targets).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
@@ -138,34 +140,36 @@ def warm_up(folder: Path, steps: int = WARM_STEPS) -> None:
     model.save_pretrained(folder)
 
 
-class Lesson:
-    """Conversations of the warm start. Every name is one token, so they differ in six places only."""
+class WarmStartExamples:
+    """The conversations of the warm start. Every name is one token, so they differ in six tokens
+    only."""
 
     def __init__(self, tokenizer: Any) -> None:
-        truth, spoken = Search("ann", "bob", "attic"), ("cleo", "dan", "barn")
+        solution, answers = Search("ann", "bob", "attic"), ("cleo", "dan", "barn")
         text = tokenizer.apply_chat_template(
-            conversation(truth, spoken), tools=[ASK], tokenize=False
+            conversation(solution, answers), tools=[ASK], tokenize=False
         )
         self._ids: list[int] = []
-        self.learned: list[bool] = []
+        self.is_target: list[bool] = []
         for turn in text.split("<|im_start|>")[1:]:
-            role, said = turn.split("\n", 1)
+            role, content = turn.split("\n", 1)
             self._add(tokenizer.encode(f"<|im_start|>{role}\n"), False)
-            self._add(tokenizer.encode(said.removesuffix("\n")), role == "assistant")
+            self._add(tokenizer.encode(content.removesuffix("\n")), role == "assistant")
             self._add(tokenizer.encode("\n"), False)
-        self._told = [self._ids.index(IDS[word]) for word in truth.words]
-        self._spoken = [self._ids.index(IDS[word]) for word in spoken]
+        self._solution_at = [self._ids.index(IDS[word]) for word in solution.words]
+        self._answers_at = [self._ids.index(IDS[word]) for word in answers]
 
-    def _add(self, ids: list[int], is_learned: bool) -> None:
+    def _add(self, ids: list[int], is_target: bool) -> None:
         self._ids += ids
-        self.learned += [is_learned] * len(ids)
+        self.is_target += [is_target] * len(ids)
 
-    def row(self, chance: random.Random) -> list[int]:
-        truth, ids = Search.draw(chance), list(self._ids)
-        for turn, right in enumerate(truth.words):
-            guess = chance.choice(PLACES if turn == TURNS - 1 else PEOPLE)
-            ids[self._told[turn]] = IDS[right]
-            ids[self._spoken[turn]] = IDS[right if chance.random() < KNOWN else guess]
+    def draw(self, rng: random.Random) -> list[int]:
+        """The token ids of one random conversation."""
+        solution, ids = Search.draw(rng), list(self._ids)
+        for turn, right in enumerate(solution.words):
+            guess = rng.choice(PLACES if turn == TURNS - 1 else PEOPLE)
+            ids[self._solution_at[turn]] = IDS[right]
+            ids[self._answers_at[turn]] = IDS[right if rng.random() < RIGHT_SHARE else guess]
         return ids
 
 

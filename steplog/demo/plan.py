@@ -1,4 +1,5 @@
-"""The demo's stack: a settings file that `steplog up` could read as well, and the model's own part."""
+"""The demo's stack: a settings file that `steplog up` could read too, and a part that makes the
+model."""
 
 import json
 import shlex
@@ -13,8 +14,8 @@ import msgspec
 from steplog.demo import task
 from steplog.demo.settings import DemoSettings
 from steplog.settings import load
-from steplog.stack.plan import Part, Plan
-from steplog.stack.planning import Planning
+from steplog.stack.plan import StackPart, StackPlan
+from steplog.stack.planner import StackPlanner
 from steplog.stack.settings import StackSettings
 
 HOST = "127.0.0.1"
@@ -22,17 +23,17 @@ RUN = "demo"
 GROUP_SIZE = 8
 GROUPS_PER_BATCH = 8
 STALENESS = 1
-"""Versions that the engine works ahead while the trainer trains (eta)."""
-AT_ONCE = 8
+"""How many versions the engine may work ahead of the trainer (eta)."""
+CONCURRENT_GROUPS = 8
 """Groups that the agents work on at the same time."""
 DEADLINE_S = 120
-"""What an interrupted run leaves open must not keep new groups out for long."""
+"""Seconds. Trajectories that an interrupted run left open must not block new groups for long."""
 ENGINE_VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # the routes that take new weights
-    # Its threads spin while they wait; one core has to be left to everybody else.
+    # Its threads spin while they wait, so they get one core only.
     "VLLM_CPU_OMP_THREADS_BIND": "0",
 }
 ENGINE_OPTIONS = (
@@ -42,7 +43,7 @@ ENGINE_OPTIONS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--weight-transfer-config", '{"backend":"gloo"}'),
 )
-"""Weights are not loaded: the trainer sends them."""
+"""The engine loads no weights: the trainer sends them."""
 
 
 class Ports(NamedTuple):
@@ -114,17 +115,17 @@ def _tables(
 def _engine(model: str, port: int) -> str:
     variables = [f"{name}={value}" for name, value in ENGINE_VARIABLES.items()]
     server = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
-    where = ["--model", model, "--host", HOST, "--port", str(port)]
-    return shlex.join(["env", *variables, *server, *where, *ENGINE_OPTIONS])
+    options = ["--model", model, "--host", HOST, "--port", str(port), *ENGINE_OPTIONS]
+    return shlex.join(["env", *variables, *server, *options])
 
 
-def demo_plan(directory: Path, config: Path) -> Plan:
-    """The trainer waits for the warm start, which goes on while the engine gets ready."""
-    plan = Planning(load(StackSettings, "stack", Namespace(config=config), {}), {}).plan()
+def demo_plan(directory: Path, config: Path) -> StackPlan:
+    """The trainer waits for the warm start, which runs while the engine starts."""
+    plan = StackPlanner(load(StackSettings, "stack", Namespace(config=config), {}), {}).plan()
     if (directory / "model" / "model.safetensors").exists():
         return plan
     command = (sys.executable, "-P", "-m", "steplog.demo.model", str(directory / "model"))
-    warm_up = Part(name="model", kind="once", command=command)
+    warm_up = StackPart(name="model", kind="once", command=command)
     parts = [
         msgspec.structs.replace(part, needs=(*part.needs, "model"))
         if part.name == "train"

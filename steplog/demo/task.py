@@ -1,4 +1,4 @@
-"""What the demo's model is to learn: to find a key by asking around.
+"""The demo's task: find a key by asking people.
 
     user       Where is the key? Ask ann
     assistant  ask(who="ann")
@@ -7,8 +7,8 @@
     tool       It is in the barn
     assistant  barn
 
-Who has it and where it lies is drawn anew for every question, so nothing can be known by heart: each
-word has to be taken from what was said last. Whoever asks the wrong person has lost.
+People and places are drawn at random for every question, so nothing can be memorized: each word has
+to be taken from the last message. Asking the wrong person ends the conversation.
 """
 
 import random
@@ -19,7 +19,7 @@ PEOPLE = ("ann", "bob", "cleo", "dan", "eva", "finn")
 PLACES = ("attic", "barn", "cellar", "drawer", "garage", "hall")
 PHRASES = ("Where is the key? Ask ", "I gave it to ", "It is in the ")
 TURNS = 3
-"""Of the model, when it makes no mistake."""
+"""Turns of the model if it makes no mistake."""
 
 ASK: Any = {
     "type": "function",
@@ -34,21 +34,21 @@ ASK: Any = {
     },
 }
 CALL = ('{"name": "ask", "arguments": {"who": "', '"}}')
-"""A call of the tool as the model writes it, around the name."""
+"""What the model writes before and after the name in a tool call."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """One question, and the truth behind it."""
+    """One question and its solution."""
 
     asked: str
     holder: str
     place: str
 
     @classmethod
-    def draw(cls, chance: random.Random) -> "Search":
-        asked, holder = chance.sample(PEOPLE, 2)
-        return cls(asked, holder, chance.choice(PLACES))
+    def draw(cls, rng: random.Random) -> "Search":
+        asked, holder = rng.sample(PEOPLE, 2)
+        return cls(asked, holder, rng.choice(PLACES))
 
     @property
     def question(self) -> str:
@@ -56,7 +56,7 @@ class Search:
 
     @property
     def words(self) -> tuple[str, str, str]:
-        """What the model has to say, turn by turn."""
+        """The right word of each turn of the model."""
         return self.asked, self.holder, self.place
 
     def reply(self, turn: int) -> str:
@@ -65,7 +65,7 @@ class Search:
 
 
 def conversation(search: Search, words: tuple[str, str, str]) -> list[dict[str, Any]]:
-    """All of it, as if the model had said these words and was never interrupted."""
+    """The whole conversation in which the model says these words, without ending at a mistake."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": search.question}]
     for turn, who in enumerate(words[:2]):
         messages.append({"role": "assistant", "content": "", "tool_calls": [_call(who)]})
@@ -78,16 +78,16 @@ def _call(who: str) -> dict[str, Any]:
 
 
 def score(trajectory: Any) -> float:
-    """The reward: the share of turns that were right, up to the first mistake."""
+    """The reward: the share of right turns before the first mistake."""
     right = 0
-    wanted: list[str] = trajectory.metadata["words"]
-    for turn, (step, word) in enumerate(zip(trajectory.steps, wanted, strict=False)):
-        if step.text != said(turn, word):
+    words: list[str] = trajectory.metadata["words"]
+    for turn, (step, word) in enumerate(zip(trajectory.steps, words, strict=False)):
+        if step.text != format_turn(turn, word):
             break
         right += 1
     return right / TURNS
 
 
-def said(turn: int, word: str) -> str:
-    """A turn of the model that says this word in the right form."""
+def format_turn(turn: int, word: str) -> str:
+    """The text of a turn of the model with this word: a tool call, or the final answer."""
     return word if turn == TURNS - 1 else f"<tool_call>{CALL[0]}{word}{CALL[1]}</tool_call>"

@@ -1,1 +1,1 @@
-"""The local stack: Kafka, engines, gateway, reward workers and trainer, kept running by one process."""
+"""The local stack: Kafka, engines, gateway, reward workers and trainer, supervised by one process."""

@@ -1,32 +1,32 @@
-"""Log files that do not grow for ever.
+"""Rotation of the parts' log files.
 
-A part has its file open for appending, and nobody stands between the two. With a pipe through the
-supervisor instead, killing the supervisor would take away the parts' output, and then the parts. So a
-file that has grown is copied, and cut to nothing in its place: whoever appends goes on at the new
-beginning. What is written between the last copied byte and the cut is lost, which takes some
-microseconds; a kill in between leaves lines in two files, and never in none.
+A part appends to its file directly. If its output went through a pipe to the supervisor instead,
+killing the supervisor would break the output and then the part. So a file that has grown is copied
+and then truncated in place; the part continues to append to it. Lines written in the microseconds
+between the last copied byte and the truncation are lost. A kill in between leaves lines in both
+files, never in none.
 """
 
 import os
 import shutil
 from pathlib import Path
 
-LARGEST = 16 * 1024 * 1024
-KEPT = 3
-"""Older files of each log, the newest with number 1."""
+LARGEST_BYTES = 16 * 1024 * 1024
+OLDER_FILES = 3
+"""Older files that are kept of each log; number 1 is the newest."""
 
 
 def rotate(log: Path) -> bool:
-    """Whether the file was large enough to be put aside."""
-    if not log.exists() or log.stat().st_size <= LARGEST:
+    """Rotate the log if it is too large; returns whether it was."""
+    if not log.exists() or log.stat().st_size <= LARGEST_BYTES:
         return False
-    fresh = numbered(log, 0)
-    with log.open("rb") as grown, fresh.open("wb") as copy:
+    newest = numbered(log, 0)
+    with log.open("rb") as grown, newest.open("wb") as copy:
         shutil.copyfileobj(grown, copy)
-        for number in reversed(range(KEPT)):
+        for number in reversed(range(OLDER_FILES)):
             if numbered(log, number).exists():
                 numbered(log, number).replace(numbered(log, number + 1))
-        shutil.copyfileobj(grown, copy)  # what came meanwhile
+        shutil.copyfileobj(grown, copy)  # what was appended meanwhile
         os.truncate(log, 0)
     return True
 

@@ -1,10 +1,10 @@
-"""A stack's folder: what runs in it, so that whoever comes later finds it.
+"""The folder of a stack, which records what runs in it for later commands.
 
 DIRECTORY/
-├── plan.json    the parts that were asked for
-├── state.json   the supervisor and every process, with their births; replaced as a whole
-├── lock         held by the supervisor as long as it lives, however it dies
-└── logs/        one file per part, and the supervisor's own; older parts of each beside it
+├── plan.json    the plan that `steplog up` made
+├── state.json   the supervisor and every process; replaced in one step
+├── lock         held by the supervisor while it is alive; a kill releases it
+└── logs/        one file per part and one of the supervisor, with their older files
 """
 
 import fcntl
@@ -17,15 +17,15 @@ from typing import Literal, TypeVar
 import msgspec
 
 from steplog.kafka.local_kafka import locked
-from steplog.processes import Process, wait_for
-from steplog.stack.plan import Plan
+from steplog.processes import StartedProcess, wait_for
+from steplog.stack.plan import StackPlan
 
 Phase = Literal["waiting", "starting", "ready", "silent", "failed", "ended", "stopped"]
-"""`silent`: it has answered before, runs, and does not any more. `failed`: it comes back after a pause.
-`ended`: it has done its work."""
+"""`silent`: it runs and answered before, but no longer does. `failed`: it will be restarted after a
+pause. `ended`: it has finished its work."""
 RUNNING: tuple[Phase, ...] = ("starting", "ready", "silent")
 
-Kept = TypeVar("Kept", bound=msgspec.Struct)
+Stored = TypeVar("Stored", bound=msgspec.Struct)
 
 
 class PartState(msgspec.Struct, kw_only=True):
@@ -33,27 +33,28 @@ class PartState(msgspec.Struct, kw_only=True):
     pid: int | None = None
     born: str = ""
     since: float = 0.0
-    """When it got into this phase, in seconds since 1970."""
+    """When it entered this phase, as a Unix timestamp."""
     restarts: int = 0
     exit_code: int | None = None
     trouble: str | None = None
-    """Why it was last started again, or will be."""
+    """Why it was restarted last, or will be."""
 
     @property
-    def process(self) -> Process | None:
-        return Process(self.pid, self.born) if self.pid is not None else None
+    def process(self) -> StartedProcess | None:
+        return StartedProcess(self.pid, self.born) if self.pid is not None else None
 
 
-class State(msgspec.Struct, kw_only=True):
+class StackState(msgspec.Struct, kw_only=True):
     supervisor: int
     born: str
     parts: dict[str, PartState]
 
     def is_settled(self) -> bool:
+        """Whether every part is ready or has finished its work."""
         return all(part.phase in ("ready", "ended") for part in self.parts.values())
 
 
-class Folder:
+class StackFolder:
     def __init__(self, directory: Path) -> None:
         self.path = directory.resolve()
         self.logs = self.path / "logs"
@@ -65,49 +66,50 @@ class Folder:
         return self.logs / f"{part}.log"
 
     @property
-    def plan(self) -> Plan | None:
-        return _read(self.path / "plan.json", Plan)
+    def plan(self) -> StackPlan | None:
+        return _read(self.path / "plan.json", StackPlan)
 
     @plan.setter
-    def plan(self, plan: Plan) -> None:
+    def plan(self, plan: StackPlan) -> None:
         _write(self.path / "plan.json", plan)
 
     @property
-    def state(self) -> State | None:
-        return _read(self.path / "state.json", State)
+    def state(self) -> StackState | None:
+        return _read(self.path / "state.json", StackState)
 
     @state.setter
-    def state(self, state: State) -> None:
+    def state(self, state: StackState) -> None:
         _write(self.path / "state.json", state)
 
     def forget(self) -> None:
+        """The stack is stopped: remove its plan and its state."""
         for name in ("state.json", "plan.json"):
             (self.path / name).unlink(missing_ok=True)
 
     def is_supervised(self) -> bool:
         if not (self.path / "lock").exists():
             return False
-        with self.locked() as ours:
-            return not ours
+        with self.locked() as is_ours:
+            return not is_ours
 
     @contextmanager
     def locked(self, limit: float = 0.0) -> Iterator[bool]:
-        """Whether the lock is ours now; a supervisor has it all its life. Others look at it for a
-        moment, so whoever means to keep it waits a little."""
+        """Yields whether we got the lock. A supervisor holds it as long as it lives; other commands
+        take it for a moment to look, so a supervisor waits a little for it."""
         handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            yield wait_for(lambda: _is_taken(handle), limit)
+            yield wait_for(lambda: _take_lock(handle), limit)
         finally:
             os.close(handle)
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """One command at a time brings a stack up or takes it down."""
+    def exclusive(self) -> Iterator[None]:
+        """Only one command at a time starts or stops a stack."""
         with locked(self.path):
             yield
 
 
-def _is_taken(handle: int) -> bool:
+def _take_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -115,14 +117,14 @@ def _is_taken(handle: int) -> bool:
     return True
 
 
-def _read(file: Path, kind: type[Kept]) -> Kept | None:
+def _read(file: Path, kind: type[Stored]) -> Stored | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _write(file: Path, kept: msgspec.Struct) -> None:
-    fresh = file.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
-    fresh.replace(file)
+def _write(file: Path, document: msgspec.Struct) -> None:
+    new_file = file.with_suffix(".new")
+    new_file.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+    new_file.replace(file)

@@ -38,9 +38,9 @@ def check_settings(words: Words) -> None:
 
 
 def check_stack_plan(words: Words) -> None:
-    from steplog.stack.planning import Planning
+    from steplog.stack.planner import StackPlanner
 
-    Planning(settings_of(words, os.environ), os.environ).plan()
+    StackPlanner(settings_of(words, os.environ), os.environ).plan()
 
 
 def check_steplog_behind_launcher(words: Words) -> None:

@@ -15,7 +15,7 @@ from steplog import cli
 from steplog.commands import COMMANDS, Command, load_object
 from steplog.kafka import commands, local_kafka
 from steplog.settings import SERVICES
-from steplog.stack import planning
+from steplog.stack import planner as planning
 from tests.conftest import free_port
 from tests.steplog.command import STEPLOG, steplog
 

@@ -16,11 +16,11 @@ from schemas import Decision, Outcome, PolicyVersion, Position, Segment, Step, T
 from schemas.packing import pack_ids, pack_logprobs
 from schemas.records import DecidedGroup
 from steplog.demo import model
-from steplog.demo.agent import Line, find_the_key
-from steplog.demo.task import ASK, PEOPLE, TURNS, Search, conversation, said, score
-from steplog.demo.view import CHART_ROWS, View, chart
-from steplog.demo.watch import Watch
-from steplog.stack.state import Folder
+from steplog.demo.agent import ChatLine, find_key
+from steplog.demo.log_watch import LogWatch
+from steplog.demo.task import ASK, PEOPLE, TURNS, Search, conversation, format_turn, score
+from steplog.demo.view import CHART_ROWS, DemoView, chart
+from steplog.stack.state import StackFolder
 from tests.steplog.command import STEPLOG, steplog
 
 SEARCH = Search("ann", "bob", "barn")
@@ -35,7 +35,7 @@ class Scored(NamedTuple):
     metadata: dict[str, Any]
 
 
-def scored(*words: str, form: Any = said) -> float:
+def scored(*words: str, form: Any = format_turn) -> float:
     steps = [Said(form(turn, word)) for turn, word in enumerate(words)]
     return score(Scored(steps, {"words": list(SEARCH.words)}))
 
@@ -68,21 +68,21 @@ def test_words_are_tokens_and_the_template_writes_calls_as_the_model_does(tokeni
         conversation(SEARCH, SEARCH.words), tools=[ASK], tokenize=False
     )
     for turn, word in enumerate(SEARCH.words):
-        assert f"assistant\n{said(turn, word)}<|im_end|>" in text
+        assert f"assistant\n{format_turn(turn, word)}<|im_end|>" in text
         assert len(tokenizer.encode(word)) == 1
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert len(tokenizer.encode(said(0, "ann"))) == 5
+    assert len(tokenizer.encode(format_turn(0, "ann"))) == 5
 
 
 def test_the_warm_start_teaches_the_form_and_seldom_the_word(tokenizer: Any) -> None:
-    lesson, chance = model.Lesson(tokenizer), random.Random(3)
-    rows = [lesson.row(chance) for _ in range(600)]
-    assert {len(row) for row in rows} == {len(lesson.learned)}
+    examples, rng = model.WarmStartExamples(tokenizer), random.Random(3)
+    rows = [examples.draw(rng) for _ in range(600)]
+    assert {len(row) for row in rows} == {len(examples.is_target)}
     texts = [tokenizer.decode(row) for row in rows]
-    right = sum(said(0, asked) in text for text in texts if (asked := _asked(text)))
-    by_chance = model.KNOWN + (1 - model.KNOWN) / len(PEOPLE)
+    right = sum(format_turn(0, asked) in text for text in texts if (asked := _asked(text)))
+    by_chance = model.RIGHT_SHARE + (1 - model.RIGHT_SHARE) / len(PEOPLE)
     assert right / len(rows) < by_chance + 0.15
-    learned = [i for i, learns in zip(rows[0], lesson.learned, strict=True) if learns]
+    learned = [i for i, learns in zip(rows[0], examples.is_target, strict=True) if learns]
     assert tokenizer.decode(learned).count("<|im_end|>") == TURNS
 
 
@@ -118,16 +118,16 @@ class _Answer:
 
 async def test_the_agent_uses_the_tool_until_the_model_answers() -> None:
     client = Completions("ann", "bob", "barn")
-    heard = await find_the_key(client, SEARCH)  # type: ignore[arg-type]
+    heard = await find_key(client, SEARCH)  # type: ignore[arg-type]
     assert [line.role for line in heard] == ["user", "model", "tool", "model", "tool", "model"]
-    assert heard[-1] == Line("model", "barn")
+    assert heard[-1] == ChatLine("model", "barn")
     assert [len(prompt) for prompt in client.prompts] == [1, 3, 5]
 
 
 @pytest.mark.parametrize("words", [("bob",), ("hall",), ("ann", "ann")])
 async def test_the_agent_stops_at_the_first_mistake(words: tuple[str, ...]) -> None:
     client = Completions(*words)
-    heard = await find_the_key(client, SEARCH)  # type: ignore[arg-type]
+    heard = await find_key(client, SEARCH)  # type: ignore[arg-type]
     assert heard[-1].role == "model"
     assert not client.words
 
@@ -159,11 +159,13 @@ def end(trajectory: str, reward: float | None) -> TrajectoryEnd:
     )
 
 
-def watched(rewards: dict[int, list[float]]) -> Watch:
-    watch = Watch()
+def watched(rewards: dict[int, list[float]]) -> LogWatch:
+    watch = LogWatch()
     for version, found in rewards.items():
         for number, reward in enumerate(found):
-            watch.heard(f"{version}-{number}", [Line("user", "Where is the key? Ask ann")])
+            watch.add_conversation(
+                f"{version}-{number}", [ChatLine("user", "Where is the key? Ask ann")]
+            )
             watch.apply(step(f"{version}-{number}", version))
             watch.apply(end(f"{version}-{number}", reward))
     return watch
@@ -179,7 +181,7 @@ def test_rewards_belong_to_the_version_that_sampled() -> None:
 
 
 def test_versions_and_groups_are_counted_from_the_log() -> None:
-    watch = Watch()
+    watch = LogWatch()
     watch.apply(PolicyVersion(run="demo", incarnation=2, version=3, phase="opened"))
     assert watch.live is None
     watch.apply(PolicyVersion(run="demo", incarnation=2, version=3, phase="live", created_at=1))
@@ -202,9 +204,9 @@ def test_chance_is_not_learning_and_a_climb_is() -> None:
     flat = {version: [chance.random() for _ in range(64)] for version in range(16)}
     climbing = {v: [r * 0.5 + v / 32 for r in found] for v, found in flat.items()}
     for rewards, is_real in ((flat, False), (climbing, True)):
-        climb = watched(rewards).climb()
-        assert climb is not None and climb.is_real is is_real
-    assert watched({0: [1.0, 0.0]}).climb() is None
+        gain = watched(rewards).reward_gain()
+        assert gain is not None and gain.is_real is is_real
+    assert watched({0: [1.0, 0.0]}).reward_gain() is None
 
 
 def test_the_chart_goes_from_0_to_1() -> None:
@@ -220,7 +222,7 @@ def test_the_view_fits(tmp_path: Path, width: int) -> None:
     watch = watched({version: [version / 40] * 4 for version in range(40)})
     watch.apply(PolicyVersion(run="demo", incarnation=1, version=40, phase="live"))
     console = Console(width=width, height=30, record=True, file=io.StringIO())
-    console.print(View(watch, Folder(tmp_path), 40))
+    console.print(DemoView(watch, StackFolder(tmp_path), 40))
     text = console.export_text()
     assert "version 40 of 40" in text
     assert "Where is the key? Ask ann" in text
@@ -239,7 +241,7 @@ def test_foreign_files_are_not_deleted(tmp_path: Path) -> None:
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
     told = steplog("demo", "--resume")
     assert told.returncode == 1
-    assert "nothing to go on with" in told.stderr
+    assert "There is no earlier run in" in told.stderr
 
 
 def whole_demo(*options: str) -> subprocess.CompletedProcess[str]:
@@ -252,7 +254,7 @@ def whole_demo(*options: str) -> subprocess.CompletedProcess[str]:
 def test_the_whole_demo_learns_and_goes_on(tmp_path: Path) -> None:
     told = whole_demo("--versions", "10")
     assert told.returncode == 0, told.stdout + told.stderr
-    assert "It learned." in told.stdout
+    assert "The model learned." in told.stdout
     assert (tmp_path / ".steplog/demo/checkpoints/demo").is_dir()
     assert steplog("status", "--dir", ".steplog/demo/stack").returncode == 1, "all is ended"
     again = whole_demo("--resume", "--versions", "4")
@@ -266,7 +268,7 @@ def test_the_whole_demo_learns_and_goes_on(tmp_path: Path) -> None:
 def test_without_a_learning_rate_nothing_is_learned(tmp_path: Path) -> None:
     told = whole_demo("--versions", "8", "--learning-rate", "0")
     assert told.returncode == 1, told.stdout + told.stderr
-    assert "It did not learn." in told.stdout
+    assert "The model did not learn." in told.stdout
 
 
 @pytest.mark.slow
@@ -283,5 +285,5 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
         said = told.read()
         assert process.wait() == 130, said
     assert "Traceback" not in said
-    assert not Folder(tmp_path / ".steplog/demo/stack").is_supervised()
+    assert not StackFolder(tmp_path / ".steplog/demo/stack").is_supervised()
     assert steplog("kafka", "status", "--config", ".steplog/demo/steplog.toml").returncode == 1

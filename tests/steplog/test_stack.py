@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from servicekit.errors import Fatal
-from steplog.processes import Process, birth, wait_for
+from steplog.processes import StartedProcess, start_time, wait_for
 from steplog.stack import stack
-from steplog.stack.plan import Part, Plan
-from steplog.stack.state import Folder, PartState
+from steplog.stack.plan import StackPart, StackPlan
+from steplog.stack.state import PartState, StackFolder
 from tests.conftest import free_port
 from tests.steplog.command import STEPLOG, steplog
 
@@ -36,21 +36,21 @@ def server(port: int) -> tuple[str, ...]:
     return (sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1")
 
 
-def sleeper(name: str, **given: Any) -> Part:
-    return Part(name=name, command=SLEEP, stop_s=5, **given)
+def sleeper(name: str, **given: Any) -> StackPart:
+    return StackPart(name=name, command=SLEEP, stop_s=5, **given)
 
 
-def plan(*parts: Part) -> Plan:
-    return Plan(parts=parts)
+def plan(*parts: StackPart) -> StackPlan:
+    return StackPlan(parts=parts)
 
 
-def start(directory: Path, *parts: Part) -> Folder:
+def start(directory: Path, *parts: StackPart) -> StackFolder:
     folder = stack.up(directory, plan(*parts))
     stack.wait_until_ready(folder, lambda name, part: None, LIMIT)
     return folder
 
 
-def part(folder: Folder, name: str) -> PartState:
+def part(folder: StackFolder, name: str) -> PartState:
     state = folder.state
     assert state is not None
     return state.parts[name]
@@ -60,7 +60,7 @@ def eventually(condition: Callable[[], bool], limit: float = LIMIT) -> None:
     assert wait_for(condition, limit)
 
 
-def pid_of(folder: Folder, name: str) -> int:
+def pid_of(folder: StackFolder, name: str) -> int:
     pid = part(folder, name).pid
     assert pid is not None
     return pid
@@ -70,7 +70,7 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def kill_supervisor(folder: Folder) -> None:
+def kill_supervisor(folder: StackFolder) -> None:
     state = folder.state
     assert state is not None
     kill(state.supervisor)
@@ -92,14 +92,14 @@ spawn(["touch", "ran"], pathlib.Path("log"), {}, remember)
 def test_a_process_that_nobody_wrote_down_does_not_run(tmp_path: Path) -> None:
     starter = subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_STARTS])
     assert starter.returncode == -signal.SIGKILL
-    eventually(lambda: birth(int((tmp_path / "pid").read_text())) is None)
+    eventually(lambda: start_time(int((tmp_path / "pid").read_text())) is None)
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_pid_that_is_used_again_is_another_process() -> None:
-    ours = Process(os.getpid(), birth(os.getpid()) or "")
-    assert ours.runs()
-    assert not Process(os.getpid(), ours.born + "0").runs()
+    ours = StartedProcess(os.getpid(), start_time(os.getpid()) or "")
+    assert ours.is_running()
+    assert not StartedProcess(os.getpid(), ours.born + "0").is_running()
 
 
 def test_a_killed_part_comes_back(directory: Path) -> None:
@@ -116,19 +116,19 @@ def test_a_part_that_hangs_is_started_again(directory: Path) -> None:
     ports = free_port(), free_port()
     urls = [f"http://127.0.0.1:{port}/" for port in ports]
     web, other = (
-        Part(name=name, command=server(port), ready=url, health=url)
+        StackPart(name=name, command=server(port), ready=url, health=url)
         for name, port, url in zip(("web", "other"), ports, urls, strict=True)
     )
-    folder = stack.up(directory, Plan(parts=(web, other), hang_s=6))
+    folder = stack.up(directory, StackPlan(parts=(web, other), hang_s=6))
     stack.wait_until_ready(folder, lambda name, part: None, LIMIT)
     first, second = pid_of(folder, "web"), pid_of(folder, "other")
     os.kill(first, signal.SIGSTOP)
     eventually(lambda: part(folder, "web").phase == "silent")
     assert "silent" in steplog("status", "--dir", str(directory)).stdout
     eventually(lambda: part(folder, "web").restarts == 1 and part(folder, "web").phase == "ready")
-    assert birth(first) is None
-    assert (part(folder, "web").trouble or "").startswith("was silent for ")
-    assert "was silent for" in steplog("status", "--dir", str(directory)).stdout
+    assert start_time(first) is None
+    assert (part(folder, "web").trouble or "").startswith("did not answer for ")
+    assert "did not answer for" in steplog("status", "--dir", str(directory)).stdout
     assert (pid_of(folder, "other"), part(folder, "other").restarts) == (second, 0)
 
 
@@ -138,7 +138,9 @@ def test_a_part_that_falls_silent_for_a_moment_goes_on(directory: Path) -> None:
     url = f"http://127.0.0.1:{port}/"
     folder = stack.up(
         directory,
-        Plan(parts=(Part(name="web", command=server(port), ready=url, health=url),), hang_s=60),
+        StackPlan(
+            parts=(StackPart(name="web", command=server(port), ready=url, health=url),), hang_s=60
+        ),
     )
     stack.wait_until_ready(folder, lambda name, part: None, LIMIT)
     pid = pid_of(folder, "web")
@@ -152,11 +154,11 @@ def test_a_part_that_falls_silent_for_a_moment_goes_on(directory: Path) -> None:
 @pytest.mark.slow
 def test_one_that_has_never_answered_may_take_its_time(directory: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}/"
-    silent = Part(name="loading", command=SLEEP, ready=url, health=url, stop_s=5)
+    silent = StackPart(name="loading", command=SLEEP, ready=url, health=url, stop_s=5)
     port = free_port()
     clock = f"http://127.0.0.1:{port}/"
-    other = Part(name="web", command=server(port), ready=clock, health=clock)
-    folder = stack.up(directory, Plan(parts=(silent, other), hang_s=3))
+    other = StackPart(name="web", command=server(port), ready=clock, health=clock)
+    folder = stack.up(directory, StackPlan(parts=(silent, other), hang_s=3))
     eventually(lambda: part(folder, "web").phase == "ready")
     os.kill(pid_of(folder, "web"), signal.SIGSTOP)
     eventually(lambda: part(folder, "web").restarts >= 1)
@@ -164,17 +166,21 @@ def test_one_that_has_never_answered_may_take_its_time(directory: Path) -> None:
 
 
 def test_a_part_that_keeps_failing_is_tried_more_and_more_seldom(directory: Path) -> None:
-    folder = stack.up(directory, plan(Part(name="bad", command=("sh", "-c", "echo no; exit 3"))))
+    folder = stack.up(
+        directory, plan(StackPart(name="bad", command=("sh", "-c", "echo no; exit 3")))
+    )
     eventually(lambda: part(folder, "bad").restarts >= 2)
     assert part(folder, "bad").exit_code == 3
     told = folder.log("supervisor").read_text()
-    assert "again in 1 s" in told
-    eventually(lambda: "again in 2 s" in folder.log("supervisor").read_text())
+    assert "restarting in 1 s" in told
+    eventually(lambda: "restarting in 2 s" in folder.log("supervisor").read_text())
     assert folder.log("bad").read_text().startswith("no\nno\n")
 
 
 def test_what_has_done_its_work_is_not_started_again(directory: Path) -> None:
-    folder = start(directory, Part(name="job", kind="once", command=("true",)), sleeper("after"))
+    folder = start(
+        directory, StackPart(name="job", kind="once", command=("true",)), sleeper("after")
+    )
     assert part(folder, "job").phase == "ended"
     assert part(folder, "job").restarts == 0
 
@@ -182,7 +188,10 @@ def test_what_has_done_its_work_is_not_started_again(directory: Path) -> None:
 def test_a_part_waits_for_what_it_needs(directory: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     waiting = ("sh", "-c", f"while ! test -e {gate}; do sleep 0.05; done")
-    parts = Part(name="first", kind="once", command=waiting), sleeper("second", needs=("first",))
+    parts = (
+        StackPart(name="first", kind="once", command=waiting),
+        sleeper("second", needs=("first",)),
+    )
     folder = stack.up(directory, plan(*parts))
     eventually(lambda: part(folder, "first").phase == "starting")
     assert part(folder, "second").phase == "waiting"
@@ -199,7 +208,7 @@ def test_ready_is_what_a_part_says_of_itself(directory: Path, tmp_path: Path) ->
         str(tmp_path / "go"),
     )
     url = f"http://127.0.0.1:{port}/"
-    part_ = Part(name="web", command=(*late, *server(port)), ready=url)
+    part_ = StackPart(name="web", command=(*late, *server(port)), ready=url)
     folder = stack.up(directory, plan(part_))
     eventually(lambda: part(folder, "web").phase == "starting")
     with pytest.raises(Fatal, match="web is not ready; see"):
@@ -212,7 +221,7 @@ def test_down_ends_the_last_part_first(directory: Path, tmp_path: Path) -> None:
     order = tmp_path / "order"
     script = "trap 'echo {0} >> {1}; exit' TERM; touch {1}-{0}; while :; do sleep 0.05; done"
     names = ("engine", "train", "gateway")
-    parts = [Part(name=n, command=("sh", "-c", script.format(n, order))) for n in names]
+    parts = [StackPart(name=n, command=("sh", "-c", script.format(n, order))) for n in names]
     start(directory, *parts)
     eventually(lambda: all(Path(f"{order}-{name}").exists() for name in names))
     assert sorted(stack.down(directory)) == sorted(names)
@@ -223,20 +232,20 @@ def test_down_ends_the_last_part_first(directory: Path, tmp_path: Path) -> None:
 def test_what_a_part_started_ends_with_it(directory: Path, tmp_path: Path) -> None:
     told = tmp_path / "child"
     script = f"sleep 1000 & echo $! > {told}; wait"
-    folder = start(directory, Part(name="one", command=("sh", "-c", script)))
+    folder = start(directory, StackPart(name="one", command=("sh", "-c", script)))
     eventually(lambda: told.exists() and bool(told.read_text()))
     child = int(told.read_text())
     kill(pid_of(folder, "one"))
-    eventually(lambda: birth(child) is None)
+    eventually(lambda: start_time(child) is None)
 
 
 def test_down_cleans_up_after_a_killed_supervisor(directory: Path) -> None:
     folder = start(directory, sleeper("one"), sleeper("two"))
     pids = [pid_of(folder, name) for name in ("one", "two")]
     kill_supervisor(folder)
-    assert all(birth(pid) for pid in pids), "parts outlive it"
+    assert all(start_time(pid) for pid in pids), "parts outlive it"
     assert sorted(stack.down(directory)) == ["one", "two"]
-    assert not any(birth(pid) for pid in pids)
+    assert not any(start_time(pid) for pid in pids)
 
 
 def test_a_second_supervisor_takes_over_what_a_killed_one_left(directory: Path) -> None:
@@ -255,10 +264,10 @@ def test_other_settings_are_refused_while_something_runs(directory: Path) -> Non
     before = pid_of(folder, "one")
     start(directory, sleeper("one"))
     assert pid_of(folder, "one") == before, "the same plan again changes nothing"
-    with pytest.raises(Fatal, match="other settings; take it down first"):
+    with pytest.raises(Fatal, match="other settings\\. Stop it first"):
         stack.up(directory, plan(sleeper("one"), sleeper("two")))
     kill_supervisor(folder)
-    with pytest.raises(Fatal, match="other settings; take it down first"):
+    with pytest.raises(Fatal, match="other settings\\. Stop it first"):
         stack.up(directory, plan(sleeper("two")))
 
 
@@ -276,10 +285,10 @@ def settings_file(tmp_path: Path, kafka: str, engine: str) -> None:
 def test_the_commands(tmp_path: Path, kafka: Any) -> None:
     settings_file(tmp_path, kafka.bootstrap, "env A=b sleep 1000")
     try:
-        assert steplog("status").stdout == "nothing runs in .steplog/stack\n"
+        assert steplog("status").stdout == "Nothing is running in .steplog/stack.\n"
         up = steplog("up")
         assert up.returncode == 0, up.stderr
-        assert "all is up" in up.stdout
+        assert "The stack is up." in up.stdout
         shown = steplog("status", "--json")
         assert shown.returncode == 0
         parts = {row["part"]: row for row in json.loads(shown.stdout)["parts"]}
@@ -289,7 +298,7 @@ def test_the_commands(tmp_path: Path, kafka: Any) -> None:
         assert "engine" in steplog("status").stdout
     finally:
         down = steplog("down")
-    assert down.stdout == "ended: engine\n"
+    assert down.stdout == "Stopped engine.\n"
     assert steplog("status").returncode == 1
 
 
@@ -300,12 +309,12 @@ def test_ctrl_c_takes_everything_down(tmp_path: Path, kafka: Any) -> None:
     process = subprocess.Popen([STEPLOG, "up", "--foreground"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout as said:
-        assert any("all is up" in line for line in iter(said.readline, ""))
-        folder = Folder(tmp_path / ".steplog" / "stack")
+        assert any("The stack is up." in line for line in iter(said.readline, ""))
+        folder = StackFolder(tmp_path / ".steplog" / "stack")
         pid = pid_of(folder, "engine")
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT) == 130
-    assert birth(pid) is None
+    assert start_time(pid) is None
     assert not folder.is_supervised()
 
 
@@ -332,7 +341,7 @@ def test_the_local_broker_is_looked_after(directory: Path, tmp_path: Path) -> No
     (tmp_path / "steplog.toml").write_text("\n".join(lines))
     try:
         assert steplog("up", "--dir", str(directory)).returncode == 0
-        folder = Folder(directory)
+        folder = StackFolder(directory)
         kill(pid_of(folder, "kafka"))
         eventually(lambda: part(folder, "kafka").restarts == 1)
         eventually(lambda: part(folder, "kafka").phase == "ready", BROKER_LIMIT)
@@ -340,7 +349,7 @@ def test_the_local_broker_is_looked_after(directory: Path, tmp_path: Path) -> No
         os.kill(pid_of(folder, "kafka"), signal.SIGSTOP)
         eventually(lambda: part(folder, "kafka").restarts == 2, BROKER_LIMIT)
         eventually(lambda: part(folder, "kafka").phase == "ready", BROKER_LIMIT)
-        assert (part(folder, "kafka").trouble or "").startswith("was silent for ")
+        assert (part(folder, "kafka").trouble or "").startswith("did not answer for ")
     finally:
         assert "kafka" in steplog("down", "--dir", str(directory)).stdout
     assert steplog("kafka", "status").returncode == 1

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from steplog.settings import SettingsError, load
-from steplog.stack.plan import Plan
-from steplog.stack.planning import Planning
+from steplog.stack.plan import StackPlan
+from steplog.stack.planner import StackPlanner
 from steplog.stack.settings import StackSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stack.toml"
 
 
-def planned(text: str, **environ: str) -> Plan:
+def planned(text: str, **environ: str) -> StackPlan:
     Path("steplog.toml").write_text(text)
-    return Planning(load(StackSettings, "stack", Namespace(), environ), environ).plan()
+    return StackPlanner(load(StackSettings, "stack", Namespace(), environ), environ).plan()
 
 
 def test_the_example_is_a_whole_stack() -> None:
     settings = load(StackSettings, "stack", Namespace(config=EXAMPLE), {})
-    plan = Planning(settings, {}).plan()
+    plan = StackPlanner(settings, {}).plan()
     names = [part.name for part in plan.parts]
     assert names == ["kafka", "engine", "topics", "train", "reward-0", "reward-1", "gateway"]
     urls = {part.name: part.ready for part in plan.parts}

@@ -1,4 +1,4 @@
-"""What the demo shows, read from the log while it is written: nothing is asked of the processes."""
+"""The figures that the demo shows. They are read from the log only; no process is queried."""
 
 import math
 import statistics
@@ -12,16 +12,16 @@ from pool.connection import Connection
 from pool.readers.follower import Follower
 from pool.topics import LEDGER, POLICY, REWARDED
 from schemas import Decision, Outcome, PolicyVersion, Record, Step, TrajectoryEnd
-from steplog.demo.agent import Line
+from steplog.demo.agent import ChatLine
 
-ERRORS = 3.0
-"""Standard errors by which the last quarter must exceed the first; chance does so once in 700 runs."""
-HEARD = 500
-"""Conversations that wait for their reward."""
+MIN_STANDARD_ERRORS = 3.0
+"""By how many standard errors the last quarter must exceed the first; by chance, 1 run in 700 does."""
+MAX_CONVERSATIONS = 500
+"""Conversations that are kept until their reward arrives."""
 
 
-class Climb(NamedTuple):
-    """Mean rewards of what the versions of the first quarter sampled, and of the last."""
+class RewardGain(NamedTuple):
+    """Mean rewards under the first and the last quarter of the versions."""
 
     first: float
     last: float
@@ -29,25 +29,27 @@ class Climb(NamedTuple):
 
     @property
     def is_real(self) -> bool:
-        return self.last - self.first > ERRORS * self.error
+        return self.last - self.first > MIN_STANDARD_ERRORS * self.error
 
 
-class Watch:
+class LogWatch:
+    """Follows the log and sums up what the demo shows."""
+
     def __init__(self) -> None:
         self.began = time.monotonic()
         self.live: int | None = None
         self.incarnation = 0
         self.is_fresh = False
-        """Whether this start's trainer has said that a version is live."""
+        """Whether the trainer of this run has announced a live version."""
         self.steps = self.tokens = self.trained_groups = 0
         self.rewards: dict[int, list[float]] = defaultdict(list)
-        """By the version that sampled a trajectory's first Step; all of them, trained or not."""
+        """All rewards, trained on or not, by the version that sampled the trajectory's first Step."""
         self.outcomes: dict[int, Outcome] = {}
-        self.example: tuple[Sequence[Line], float] | None = None
+        self.example: tuple[Sequence[ChatLine], float] | None = None
         self._began_at = time.time() * 1000
         self._versions: dict[str, int] = {}
-        self._heard: dict[str, Sequence[Line]] = {}
-        self._counted_from: tuple[float, int] | None = None
+        self._conversations: dict[str, Sequence[ChatLine]] = {}
+        self._rate_start: tuple[float, int] | None = None
 
     @asynccontextmanager
     async def following(self, connection: Connection) -> AsyncIterator[None]:
@@ -57,12 +59,12 @@ class Watch:
                 await stack.enter_async_context(Follower(connection, topic, codec, self.apply))
             yield
 
-    def heard(self, trajectory: str, lines: Sequence[Line]) -> None:
-        if self._counted_from is None:
-            self._counted_from = (time.monotonic(), self.steps)
-        self._heard[trajectory] = lines
-        if len(self._heard) > HEARD:
-            del self._heard[next(iter(self._heard))]
+    def add_conversation(self, trajectory: str, lines: Sequence[ChatLine]) -> None:
+        if self._rate_start is None:
+            self._rate_start = (time.monotonic(), self.steps)
+        self._conversations[trajectory] = lines
+        if len(self._conversations) > MAX_CONVERSATIONS:
+            del self._conversations[next(iter(self._conversations))]
 
     def apply(self, record: Record) -> None:
         match record:
@@ -71,24 +73,24 @@ class Watch:
                 self.tokens += len(record.response_ids) // 4
                 self._versions.setdefault(record.trajectory_uid, _version(record))
             case TrajectoryEnd():
-                self._end(record)
+                self._add_end(record)
             case PolicyVersion():
-                self._policy(record)
+                self._add_version(record)
             case Decision():
                 self.trained_groups += sum(group.verdict == "train" for group in record.groups)
             case Outcome():
                 self.outcomes[record.version] = record
 
-    def _end(self, end: TrajectoryEnd) -> None:
+    def _add_end(self, end: TrajectoryEnd) -> None:
         version = self._versions.pop(end.trajectory_uid, None)
-        lines = self._heard.pop(end.trajectory_uid, None)
+        lines = self._conversations.pop(end.trajectory_uid, None)
         if version is None or end.reward is None:
             return
         self.rewards[version].append(end.reward)
         if lines is not None:
             self.example = (lines, end.reward)
 
-    def _policy(self, record: PolicyVersion) -> None:
+    def _add_version(self, record: PolicyVersion) -> None:
         self.incarnation = max(self.incarnation, record.incarnation)
         if record.phase == "live":
             self.live = record.version
@@ -96,22 +98,22 @@ class Watch:
 
     @property
     def curve(self) -> list[float]:
-        """Mean reward by version; one without rewards has its predecessor's."""
+        """The mean reward of each version; a version without rewards repeats its predecessor's."""
         curve: list[float] = []
         for version in range(max(self.rewards, default=-1) + 1):
-            found = self.rewards.get(version)
-            curve.append(statistics.fmean(found) if found else curve[-1] if curve else 0.0)
+            rewards = self.rewards.get(version)
+            curve.append(statistics.fmean(rewards) if rewards else curve[-1] if curve else 0.0)
         return curve
 
     @property
     def steps_per_second(self) -> float | None:
-        if self._counted_from is None:
+        if self._rate_start is None:
             return None
-        since, steps = self._counted_from
-        return (self.steps - steps) / max(time.monotonic() - since, 1.0)
+        start, steps = self._rate_start
+        return (self.steps - steps) / max(time.monotonic() - start, 1.0)
 
-    def climb(self) -> Climb | None:
-        """None with too little to compare."""
+    def reward_gain(self) -> RewardGain | None:
+        """None if there is too little to compare."""
         versions = sorted(self.rewards)
         quarter = max(1, len(versions) // 4)
         if len(versions) < 2:
@@ -121,7 +123,7 @@ class Watch:
         if min(len(first), len(last)) < 2:
             return None
         error = math.sqrt(sum(statistics.variance(part) / len(part) for part in (first, last)))
-        return Climb(statistics.fmean(first), statistics.fmean(last), error)
+        return RewardGain(statistics.fmean(first), statistics.fmean(last), error)
 
 
 def _version(step: Step) -> int:
