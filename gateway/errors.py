@@ -1,19 +1,18 @@
-"""What a client is told when something is wrong.
+"""Errors that are sent to clients.
 
-    ApiError                  one sentence, an HTTP status and OpenAI's `type` and `code`
-    ├── BadRequest            400  the body or the path cannot be used
-    ├── Unauthorized          401  no key, or an unknown one
-    ├── NotFound              404  no such trajectory, or another tenant's
-    ├── Conflict              409  the trajectory is closed
-    ├── TooLarge              413  a limit on size
-    ├── Unprocessable         422  well formed, and contradicts itself or the log
-    ├── TooMany               429  a limit on numbers, or admission; says when to come back
-    ├── EngineFailed          502  no engine gave a usable answer
-    └── Unavailable           503  Kafka or the engines cannot be used now; says when to come back
+    ApiError             500  a message, an HTTP status, and OpenAI's `type` and `code`
+    ├── BadRequest       400  the body or the path is invalid
+    ├── Unauthorized     401  the key or the base URL's signature is missing or wrong
+    ├── NotFound         404  no such trajectory, or another tenant's
+    ├── Conflict         409  the trajectory is already completed
+    ├── TooLarge         413  a limit on sizes
+    ├── Unprocessable    422  well formed, but contradicts itself or the log
+    ├── TooMany          429  a limit on numbers, or admission; has Retry-After
+    ├── EngineFailed     502  no engine returned a usable answer
+    └── Unavailable      503  Kafka or the engines are unavailable; has Retry-After
 
-Nothing is recorded for a request that ends in one of these, with one exception that nobody can avoid:
-when Kafka's acknowledgement is lost, the Step may be in the log although its client was told 503.
-"""
+Nothing is recorded for a request that ends in one of these, with one unavoidable exception: when
+Kafka's acknowledgement is lost, the Step may be in the log although its client got a 503."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
@@ -23,10 +22,12 @@ import msgspec
 T = TypeVar("T")
 
 RETRY_AFTER = 2
-"""Seconds that a client is asked to wait: brokers and engines restart in about that time."""
+"""Seconds, for the Retry-After header: brokers and engines restart in about that time."""
 
 
 class ApiError(Exception):
+    """An error response. `kind` is OpenAI's `type`; `param` names the field at fault."""
+
     status: ClassVar[int] = 500
     kind: ClassVar[str] = "server_error"
     retry_after: int | None = None
@@ -42,8 +43,8 @@ class ApiError(Exception):
         return [(b"retry-after", str(self.retry_after).encode())]
 
     def body(self) -> dict[str, Any]:
-        about = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": about}
+        fields = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": fields}
 
 
 class BadRequest(ApiError):
@@ -92,20 +93,21 @@ class Unavailable(ApiError):
 
 
 def bad_body(error: msgspec.ValidationError | msgspec.DecodeError) -> BadRequest:
-    """msgspec ends its sentence with the place: "Expected `int`, got `str` - at `$.seed`"."""
-    told, _, place = str(error).partition(" - at `$")
-    param = place.rstrip("`").lstrip(".") or None
-    where = f" at {param}" if param else ""
-    return BadRequest(f"the request body cannot be used{where}: {told}", param=param)
+    """The 400 of a decoding error. msgspec appends the field: "Expected `int`, got `str` - at
+    `$.seed`"."""
+    reason, _, path = str(error).partition(" - at `$")
+    param = path.rstrip("`").lstrip(".") or None
+    field = f" at {param}" if param else ""
+    return BadRequest(f"The request body is invalid{field}: {reason}", param=param)
 
 
 def decoded(decode: Callable[[Any], T], body: Any) -> T:
-    """What `decode` makes of the body. Bytes from outside fail in three ways, and each is a 400."""
+    """Decodes a body; each of the three ways in which that can fail is a 400."""
     try:
         return decode(body)
     except msgspec.DecodeError as error:
         raise bad_body(error) from error
     except UnicodeDecodeError as error:
-        raise BadRequest("the request body is not UTF-8") from error
+        raise BadRequest("The request body is not valid UTF-8.") from error
     except RecursionError as error:
-        raise BadRequest("the request body is nested too deeply") from error
+        raise BadRequest("The request body is nested too deeply.") from error

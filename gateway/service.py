@@ -1,4 +1,4 @@
-"""The gateway as a process: it answers /health at once, and everything else when its parts run."""
+"""The gateway process. It serves /health at once, and everything else once its parts run."""
 
 import asyncio
 import logging
@@ -9,21 +9,21 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 
 import uvloop
 
+from gateway.app import GatewayApp, make_app
 from gateway.atropos.mount import Mounted
 from gateway.atropos.service import BACKLOG, end_with_keeper
 from gateway.atropos.supervisor import Life, keep
 from gateway.calls.generation import Generator
 from gateway.engines.fleet import open_engines
 from gateway.engines.policy import Policy
-from gateway.gateway import Gateway
-from gateway.http.app import App, State, make_app
 from gateway.http.keys import load_keys
 from gateway.http.server import http_server, serve_beside
+from gateway.routes.parts import GatewayParts, GatewayState
 from gateway.settings import GatewaySettings
 from gateway.state.admission import Admission
 from gateway.state.log import open_log
 from gateway.state.recovery import Recovery
-from gateway.state.trajectories import Rules, Trajectories
+from gateway.state.trajectories import Trajectories, TrajectoryRules
 from gateway.tokens.renderer import Renderer
 from pool import topics
 from pool.readers.follower import Follower
@@ -34,20 +34,19 @@ from servicekit.tokenizer import hide_torch
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER = 2.0
+RETRY_AFTER_S = 2.0
 
 
 def serve(settings: GatewaySettings) -> int:
-    """Runs until SIGTERM or Ctrl-C; raises Fatal with one sentence, or gives an exit code, when it
-    cannot."""
+    """Runs until SIGTERM or Ctrl-C and returns the exit code; raises Fatal if it cannot run."""
     hide_torch()
     keys = load_keys(settings.keys, settings.keys_file, settings.signing_secret)
     with ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in _listen(settings)]
         start_logging("gateway", settings)
         for listener in listeners:
-            log.info("listening on http://%s:%d", *listener.getsockname()[:2])
-        state = State(settings, keys)
+            log.info("Listening on http://%s:%d", *listener.getsockname()[:2])
+        state = GatewayState(settings, keys)
         app = make_app(state)
         if settings.atropos:
             return _serve_with_atropos(state, app, listeners)
@@ -64,7 +63,9 @@ def _listen(settings: GatewaySettings) -> Iterator[socket.socket]:
         yield listen(settings.host, port, reuse_port=shared, option="--also-ports")
 
 
-def _serve_with_atropos(state: State, gateway: App, listeners: Sequence[socket.socket]) -> int:
+def _serve_with_atropos(
+    state: GatewayState, gateway: GatewayApp, listeners: Sequence[socket.socket]
+) -> int:
     mounted = Mounted(state.settings.atropos_settings(), state.keys)
     app = mounted.beside(gateway)
     for listener in listeners:
@@ -82,46 +83,46 @@ def _serve_with_atropos(state: State, gateway: App, listeners: Sequence[socket.s
     return keep(serve_once)
 
 
-async def _run_parts(state: State) -> None:
-    """Keeps the parts running until cancelled; raises when they cannot go on."""
+async def _run_parts(state: GatewayState) -> None:
+    """Keeps the parts running until cancelled; raises when one of them fails for good."""
     while True:
         try:
             await _run_once(state.settings, state)
-        except BrokerUnavailable as error:  # it went away while the parts were opened
-            log.warning("waiting: %s", error)
-            await asyncio.sleep(RETRY_AFTER)
+        except BrokerUnavailable as error:  # while the parts were being opened
+            log.warning("Kafka is unavailable, retrying in %g s: %s", RETRY_AFTER_S, error)
+            await asyncio.sleep(RETRY_AFTER_S)
 
 
-async def _run_once(settings: GatewaySettings, state: State) -> None:
+async def _run_once(settings: GatewaySettings, state: GatewayState) -> None:
     try:
-        async with _open_parts(settings, state) as (gateway, tasks):
-            state.gateway = gateway
+        async with _open_parts(settings, state) as (parts, tasks):
+            state.parts = parts
             tune_garbage_collector()
-            log.info("ready for calls of run %s", settings.run)
+            log.info("Ready to serve calls of run %s", settings.run)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
     finally:
-        state.gateway = None
+        state.parts = None
 
 
 @asynccontextmanager
 async def _open_parts(
-    settings: GatewaySettings, state: State
-) -> AsyncIterator[tuple[Gateway, list["asyncio.Task[None]"]]]:
-    state.missing = "the tokenizer is being loaded"
+    settings: GatewaySettings, state: GatewayState
+) -> AsyncIterator[tuple[GatewayParts, list["asyncio.Task[None]"]]]:
+    """Opens all parts, in the order in which they need each other, and starts their tasks."""
+    state.starting_reason = "it is loading the tokenizer"
     renderer = await asyncio.to_thread(Renderer.load, settings.tokenizer)
-    state.missing = f"waiting for Kafka at {settings.bootstrap}"
+    state.starting_reason = f"it is waiting for Kafka at {settings.bootstrap}"
     await _check_topics(settings)
     codec = settings.codec()
     for topic in (STEPS, TRAJECTORIES):
-        written = TOPICS[topic].records
-        await asyncio.to_thread(codec.prepare, settings.topic_name(topic), written)
+        await asyncio.to_thread(codec.prepare, settings.topic_name(topic), TOPICS[topic].records)
     policy = Policy(settings.run)
     admission = Admission(
         settings.run, settings.max_groups, settings.group_size, settings.usable_share
     )
-    rules = Rules(
+    rules = TrajectoryRules(
         run=settings.run,
         gateway=uuid.uuid4().hex,
         group_size=settings.group_size,
@@ -130,10 +131,10 @@ async def _open_parts(
     )
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        opened = await enter(open_log(settings, codec))
-        recovery = Recovery(opened)
-        trajectories = Trajectories(opened, recovery, admission, rules)
-        state.missing = "the log is being read"
+        steps_log = await enter(open_log(settings, codec))
+        recovery = Recovery(steps_log)
+        trajectories = Trajectories(steps_log, recovery, admission, rules)
+        state.starting_reason = "it is reading the log"
         followers = [await enter(Follower(settings, POLICY, codec, policy.apply))]
         trajectories.follower = await enter(
             Follower(settings, TRAJECTORIES, codec, trajectories.apply, rules.gateway.encode())
@@ -143,19 +144,19 @@ async def _open_parts(
             followers.append(await enter(Follower(settings, LEDGER, codec, admission.apply)))
         engines = await enter(open_engines(settings, policy))
         generator = Generator(renderer, engines, settings.parse == "always")
-        gateway = Gateway(settings, state.keys, opened, trajectories, generator, policy)
+        parts = GatewayParts(settings, state.keys, steps_log, trajectories, generator, policy)
         tasks = [
-            asyncio.create_task(work, name=name)
-            for name, work in {
-                "sample ends": opened.sample_for_ever(),
-                "producer": opened.ended(),
-                "recover": recovery.work(),
-                "tidy": trajectories.tidy_for_ever(),
+            asyncio.create_task(coroutine, name=name)
+            for name, coroutine in {
+                "sample end offsets": steps_log.sample_forever(),
+                "watch producer": steps_log.wait_for_failure(),
+                "recover trajectories": recovery.serve_requests(),
+                "evict trajectories": trajectories.evict_forever(),
             }.items()
         ]
         tasks += [asyncio.create_task(follower.wait_for_failure()) for follower in followers]
         try:
-            yield gateway, tasks
+            yield parts, tasks
         finally:
             for task in tasks:
                 task.cancel()
@@ -163,11 +164,11 @@ async def _open_parts(
 
 
 async def _check_topics(settings: GatewaySettings) -> None:
-    """A broker may come up after us; one that does not fit is a reason to stop."""
+    """Waits for the broker; raises if its topics are missing or do not fit."""
     while True:
         try:
             await asyncio.to_thread(topics.check, settings)
             return
         except BrokerUnavailable as error:
-            log.warning("waiting: %s", error)
-            await asyncio.sleep(RETRY_AFTER)
+            log.warning("Kafka is unavailable, retrying in %g s: %s", RETRY_AFTER_S, error)
+            await asyncio.sleep(RETRY_AFTER_S)

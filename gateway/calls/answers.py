@@ -1,20 +1,20 @@
-"""Answers: of a call that was just generated, and of a Step that the log has."""
+"""Makes the Answer of a call: of one that was just generated, or of a Step that the log has."""
 
 from gateway.calls.generation import Generator
-from gateway.dialects.request import Answer, Delta, Request, ToolCallDelta, Usage
+from gateway.dialects.request import Answer, AnswerDelta, Request, ToolCallDelta, Usage
 from gateway.engines.wire import Sample
-from gateway.state.trajectory import Written
-from gateway.tokens.parsers import Told, token_logprobs
+from gateway.state.trajectory import RecordedStep
+from gateway.tokens.parsers import ParsedAnswer, token_logprobs
 from gateway.tokens.renderer import Renderer
 from schemas import Step
 from schemas.packing import unpack_ids, unpack_logprobs
 
 
-def answer(
+def make_answer(
     step_id: str,
     created: int,
     model: str,
-    told: Told,
+    parsed: ParsedAnswer,
     sample: Sample,
     prompt_tokens: int,
 ) -> Answer:
@@ -22,46 +22,48 @@ def answer(
         step_id=step_id,
         created=created,
         model=model,
-        content=told.content,
-        reasoning=told.reasoning,
-        tool_calls=told.tool_calls,
-        finish_reason=_finish_reason(told, sample),
-        stop_sequence=told.stop_sequence,
+        content=parsed.content,
+        reasoning=parsed.reasoning,
+        tool_calls=parsed.tool_calls,
+        finish_reason=_finish_reason(parsed, sample),
+        stop_sequence=parsed.stop_sequence,
         usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=len(sample.ids)),
     )
 
 
-def _finish_reason(told: Told, sample: Sample) -> str:
-    """A call may have been cut: then its arguments are no JSON, and `length` says so."""
-    complete = sample.finish_reason == "stop"
-    return "tool_calls" if told.tool_calls and complete else sample.finish_reason or ""
+def _finish_reason(parsed: ParsedAnswer, sample: Sample) -> str:
+    """`tool_calls` only for complete calls: the arguments of one that was cut off are no valid JSON,
+    and `length` says so."""
+    is_complete = sample.finish_reason == "stop"
+    return "tool_calls" if parsed.tool_calls and is_complete else sample.finish_reason or ""
 
 
-def add_details(
+def add_token_details(
     answer: Answer, request: Request, renderer: Renderer, sample: Sample, prompt: list[int]
 ) -> None:
-    """Logprobs and ids, for a client that asked for them."""
+    """Adds logprobs and token ids, if the client asked for them."""
     if request.logprobs:
         answer.logprobs = token_logprobs(renderer, sample)
     if request.token_ids:
         answer.token_ids, answer.prompt_ids = sample.ids, prompt
 
 
-async def answer_again(
-    generator: Generator, request: Request, written: Written, prompt: bytes
+async def rebuild_answer(
+    generator: Generator, request: Request, recorded: RecordedStep, prompt: bytes
 ) -> Answer:
-    """The answer that a Step was, made from its ids. Of logprobs it has those of the sampled ids."""
-    step = written.step
-    sample = sample_of(step)
-    told = await generator.read_again(request, sample.ids)
-    again = answer(
-        step.step_id, step.created_at // 1000, step.model, told, sample, written.prompt_tokens
+    """The answer of a recorded Step, made from its ids. It has the logprobs of the sampled ids
+    only: the log does not store alternatives."""
+    step = recorded.step
+    sample = _recorded_sample(step)
+    parsed = await generator.parse_recorded(request, sample.ids)
+    answer = make_answer(
+        step.step_id, step.created_at // 1000, step.model, parsed, sample, recorded.prompt_tokens
     )
-    add_details(again, request, generator.renderer, sample, list(unpack_ids(prompt)))
-    return again
+    add_token_details(answer, request, generator.renderer, sample, list(unpack_ids(prompt)))
+    return answer
 
 
-def sample_of(step: Step) -> Sample:
+def _recorded_sample(step: Step) -> Sample:
     return Sample(
         ids=list(unpack_ids(step.response_ids)),
         logprobs=list(unpack_logprobs(step.response_logprobs)),
@@ -70,9 +72,9 @@ def sample_of(step: Step) -> Sample:
     )
 
 
-def as_delta(answer: Answer) -> Delta:
-    """A whole answer as the one part of a stream."""
-    return Delta(
+def as_delta(answer: Answer) -> AnswerDelta:
+    """A complete answer as the only delta of a stream."""
+    return AnswerDelta(
         content=answer.content,
         reasoning=answer.reasoning,
         tool_calls=[

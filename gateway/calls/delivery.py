@@ -1,54 +1,55 @@
-"""From a call to its client: at once or as a stream, to the first client or to a retry.
+"""Delivers a call's answer, as one response or as a stream, to the first client or to a retry.
 
-The last thing that a client is told comes after the Step is durable. A client that went away before
-it heard that leaves a note on the Step; a retry that is served later takes it back.
+The end of an answer is sent only after the Step is durable. If the client disconnects before that, a
+note on the Step says so; a retry that is served later withdraws the note.
 """
 
 import asyncio
 
 from gateway import metrics
-from gateway.calls.answers import answer_again, as_delta
-from gateway.calls.call import Call, Recorder, note
+from gateway.calls.answers import as_delta, rebuild_answer
+from gateway.calls.call import Call, CallContext
+from gateway.calls.step import delivery_note
 from gateway.dialects.request import Answer, Dialect, Request
 from gateway.errors import ApiError, Unavailable
 from gateway.http.exchange import Exchange
-from gateway.state.trajectory import Written
+from gateway.state.trajectory import RecordedStep
 
 
 async def deliver(exchange: Exchange, dialect: Dialect, call: Call) -> None:
-    """Answers with a call that runs. If the client goes away, the call stays for a while."""
+    """Responds with a running call. If the client disconnects, the call runs on for a while."""
     call.join()
-    gone = exchange.watch()
+    disconnect = exchange.watch_disconnect()
     try:
         if call.request.stream:
-            reached = await _stream(exchange, dialect, call, gone)
+            is_delivered = await _deliver_stream(exchange, dialect, call, disconnect)
         else:
-            reached = await _at_once(exchange, dialect, call, gone)
+            is_delivered = await _deliver_whole(exchange, dialect, call, disconnect)
     finally:
         call.leave()
-    if reached:
+    if is_delivered:
         await call.mark_delivered()
     elif not call.listeners:
         await call.mark_undelivered()
 
 
-async def _at_once(
-    exchange: Exchange, dialect: Dialect, call: Call, gone: "asyncio.Task[None]"
+async def _deliver_whole(
+    exchange: Exchange, dialect: Dialect, call: Call, disconnect: "asyncio.Task[None]"
 ) -> bool:
-    await call.ended(gone)
+    await call.wait(disconnect)
     if not exchange.stop_watching():
         return False
-    answer = _result(call)
+    answer = call_result(call)
     await exchange.reply(200, dialect.answer(call.request, answer))
     return True
 
 
-async def _stream(
-    exchange: Exchange, dialect: Dialect, call: Call, gone: "asyncio.Task[None]"
+async def _deliver_stream(
+    exchange: Exchange, dialect: Dialect, call: Call, disconnect: "asyncio.Task[None]"
 ) -> bool:
-    """Nothing is sent before the first part is there, so that an early failure has its status."""
+    """Sends nothing before the first delta, so that an early failure still has its HTTP status."""
     writer = dialect.writer(call.request, call.step_id, call.created, call.served_model())
-    async for delta in call.follow(gone):
+    async for delta in call.follow(disconnect):
         if exchange.status is None:
             await exchange.begin_events()
             await exchange.write(writer.begin())
@@ -56,7 +57,7 @@ async def _stream(
     if not exchange.stop_watching():
         return False
     try:
-        answer = _result(call)
+        answer = call_result(call)
     except ApiError as error:
         if exchange.status is None:
             raise
@@ -70,33 +71,34 @@ async def _stream(
     return True
 
 
-def _result(call: Call) -> Answer:
+def call_result(call: Call) -> Answer:
+    """The answer of a call that is done; raises its error."""
     if call.task.cancelled():
-        raise Unavailable("the call was cancelled while the gateway shuts down; try again")
+        raise Unavailable("The call was cancelled because the gateway is shutting down. Retry it.")
     return call.task.result()
 
 
-async def deliver_again(
+async def deliver_recorded(
     exchange: Exchange,
     dialect: Dialect,
-    recorder: Recorder,
+    context: CallContext,
     request: Request,
-    written: Written,
+    recorded: RecordedStep,
     prompt: bytes,
 ) -> None:
-    """Answers a retry with the Step that its first attempt left in the log."""
+    """Responds to a retry with the Step that its first attempt left in the log."""
     metrics.retries_served.labels("rebuilt").inc()
-    again = await answer_again(recorder.generator, request, written, prompt)
-    await send_whole(exchange, dialect, request, again)
-    if not written.delivered:
-        written.delivered = True
-        await recorder.log.write(note(written.step, delivered=True))
+    answer = await rebuild_answer(context.generator, request, recorded, prompt)
+    await send_answer(exchange, dialect, request, answer)
+    if not recorded.delivered:
+        recorded.delivered = True
+        await context.log.write(delivery_note(recorded.step, delivered=True))
 
 
-async def send_whole(
+async def send_answer(
     exchange: Exchange, dialect: Dialect, request: Request, answer: Answer
 ) -> None:
-    """An answer that is there already, streamed if the client wants it so."""
+    """Sends an answer that is complete, as a stream if the client asked for one."""
     if not request.stream:
         await exchange.reply(200, dialect.answer(request, answer))
         return

@@ -1,9 +1,8 @@
-"""Calls that name no trajectory: environments of other frameworks know one URL only.
+"""Calls that name no trajectory: environments of other frameworks only know one URL.
 
-Each sample becomes a trajectory of one Step, closed as soon as it is answered, so that nothing waits
-for it. Its prompt_uid is made from the request: samples of equal requests stand together in the log.
-They have a channel of their own, since nobody scored them: what is trained comes with its scores, by
-another way.
+Each sample becomes a trajectory of one Step, which is closed as soon as it is answered, so that nothing
+waits for it. Its prompt_uid is made from the request: samples of equal requests share it. They go to a
+channel of their own, because they have no rewards: scored groups reach the trainer by another way.
 """
 
 import asyncio
@@ -13,116 +12,114 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.calls.call import Call, Recorder
-from gateway.calls.delivery import deliver
+from gateway.calls.call import Call, CallContext
+from gateway.calls.delivery import call_result, deliver
 from gateway.dialects.request import Dialect, Request
-from gateway.errors import BadRequest, Unavailable
+from gateway.dialects.sampling import check_sample_count
+from gateway.errors import BadRequest
 from gateway.http.exchange import Exchange
-from gateway.state.trajectories import Completion
+from gateway.state.completion import Completion
 from schemas import Step
 
-MAX_SAMPLES = 128
 ANSWERED = Completion()
-LEFT = Completion(status="cancelled", reason="its client went away")
+ABANDONED = Completion(status="cancelled", reason="its client disconnected")
 
 
-class Unbound:
-    def __init__(self, recorder: Recorder, channel: str) -> None:
-        self._recorder = recorder
+class UnboundCalls:
+    """Serves calls without a trajectory; records them in `channel`."""
+
+    def __init__(self, context: CallContext, channel: str) -> None:
+        self._context = context
         self._channel = channel
 
-    async def answer(
+    async def serve(
         self, exchange: Exchange, dialect: Dialect, body: bytes, tenant: str, scope: str
     ) -> None:
-        """One or several samples in the client's dialect. Several are put into one answer, as the
-        choices of an API that has them."""
-        body, count = _without_n(body)
+        """Responds in the client's dialect. Several samples are merged into one answer, as its
+        choices."""
+        body, count = _split_sample_count(body)
         request = dialect.parse(body)
         if count == 1:
-            (call,) = await self._begin([request], body, tenant, scope)
+            (call,) = await self._start([request], body, tenant, scope)
             try:
                 await deliver(exchange, dialect, call)
             finally:
                 await self._close(call)
             return
         if request.stream:
-            raise BadRequest("a stream has one sample: leave n out", param="n")
-        calls = await self._begin([request] * count, body, tenant, scope)
+            raise BadRequest(
+                "A stream has one sample. Leave n out, or set stream to false.", param="n"
+            )
+        calls = await self._start([request] * count, body, tenant, scope)
         await self._wait(exchange, calls)
         answers = [dialect.answer(request, call.task.result()) for call in calls]
-        await exchange.reply(200, _merged(answers))
+        await exchange.reply(200, _merge_answers(answers))
 
     async def sample(
         self, exchange: Exchange, request: Request, count: int, body: bytes, tenant: str, scope: str
     ) -> list[Step]:
-        """The Steps that a request gives, for routes of token ids."""
-        calls = await self._begin([request] * count, body, tenant, scope)
+        """Generates `count` samples and returns their Steps, for routes that work with token ids."""
+        calls = await self._start([request] * count, body, tenant, scope)
         await self._wait(exchange, calls)
-        return [call.written.step for call in calls if call.written is not None]
+        return [call.recorded.step for call in calls if call.recorded is not None]
 
-    async def _begin(
+    async def _start(
         self, requests: Sequence[Request], body: bytes, tenant: str, scope: str
     ) -> list[Call]:
         digest = hashlib.blake2b(body, digest_size=12).digest()
         prompt_uid = f"{scope}{digest.hex()}"
         calls = []
         for request in requests:
-            trajectory = await self._recorder.trajectories.for_call(
+            trajectory = await self._context.trajectories.for_call(
                 uuid.uuid4().hex, prompt_uid, tenant, self._channel
             )
-            calls.append(Call(self._recorder, trajectory, request, digest, len(body)).start())
+            calls.append(Call(self._context, trajectory, request, digest, len(body)).start())
         return calls
 
     async def _wait(self, exchange: Exchange, calls: Sequence[Call]) -> None:
-        """Until all have ended. Samples of a client that goes away are kept: they cost the engines
-        as much, and are in the log."""
-        gone = exchange.watch()
+        """Waits until all calls are done. Samples of a client that disconnects are kept: the engines
+        have done the work, and they are in the log."""
+        disconnect = exchange.watch_disconnect()
         for call in calls:
             call.join()
         try:
             for call in calls:
-                await call.ended(gone)
+                await call.wait(disconnect)
         finally:
             for call in calls:
                 call.leave()
             await asyncio.gather(*(self._close(call) for call in calls))
         if not exchange.stop_watching():
-            raise ConnectionResetError("the client went away")
+            raise ConnectionResetError("the client disconnected")
         for call in calls:
-            if call.task.cancelled():
-                raise Unavailable("the call was cancelled while the gateway shuts down; try again")
-            call.task.result()
+            call_result(call)
 
     async def _close(self, call: Call) -> None:
         if call.trajectory.registered:
-            ended = call.task.done() and not call.task.cancelled()
-            about = ANSWERED if ended and call.task.exception() is None else LEFT
-            await self._recorder.trajectories.complete(call.trajectory, about)
+            is_done = call.task.done() and not call.task.cancelled()
+            is_answered = is_done and call.task.exception() is None
+            completion = ANSWERED if is_answered else ABANDONED
+            await self._context.trajectories.complete(call.trajectory, completion)
 
 
-def _without_n(body: bytes) -> tuple[bytes, int]:
-    """The request of one sample, and how many are wanted."""
+def _split_sample_count(body: bytes) -> tuple[bytes, int]:
+    """The body without `n`, and `n`."""
     try:
-        asked = msgspec.json.decode(body)
+        fields = msgspec.json.decode(body)
     except msgspec.DecodeError:
-        return body, 1  # the dialect has the words for it
-    if not isinstance(asked, dict) or asked.get("n") in (None, 1):
+        return body, 1  # the dialect refuses it with a better message
+    if not isinstance(fields, dict) or fields.get("n") in (None, 1):
         return body, 1
-    return msgspec.json.encode({k: v for k, v in asked.items() if k != "n"}), samples(asked["n"])
+    count = check_sample_count(fields.pop("n"))
+    return msgspec.json.encode(fields), count
 
 
-def samples(n: object) -> int:
-    if not isinstance(n, int) or not 1 <= n <= MAX_SAMPLES:
-        raise BadRequest(f"n must be a number from 1 to {MAX_SAMPLES}", param="n")
-    return n
-
-
-def _merged(answers: Sequence[bytes]) -> bytes:
+def _merge_answers(answers: Sequence[bytes]) -> bytes:
     first, *others = [msgspec.json.decode(answer) for answer in answers]
     if "choices" not in first:
-        raise BadRequest("this route gives one sample: leave n out", param="n")
-    for place, other in enumerate(others, 1):
-        first["choices"] += [choice | {"index": place} for choice in other["choices"]]
+        raise BadRequest("This route returns one sample per request. Leave n out.", param="n")
+    for index, other in enumerate(others, 1):
+        first["choices"] += [choice | {"index": index} for choice in other["choices"]]
         first["usage"]["completion_tokens"] += other["usage"]["completion_tokens"]
         first["usage"]["total_tokens"] += other["usage"]["completion_tokens"]
     return msgspec.json.encode(first)

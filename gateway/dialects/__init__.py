@@ -1,1 +1,1 @@
-"""One module per API that clients speak; each turns bodies into Requests and Answers into bytes."""
+"""One module per API that clients use: each turns bodies into Requests, and Answers into bytes."""

@@ -4,16 +4,16 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.dialects.chat_messages import template_messages
 from gateway.dialects.request import (
     Answer,
-    Delta,
+    AnswerDelta,
     Request,
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
     Usage,
     event,
-    template_messages,
 )
 from gateway.dialects.sampling import Natural, Positive, SamplingBody, sampling_params
 from gateway.errors import BadRequest, decoded
@@ -44,7 +44,7 @@ _decode = msgspec.json.Decoder(ChatBody).decode
 
 
 class Chat:
-    """The dialect."""
+    """The dialect of /chat/completions."""
 
     name = "chat"
     body = ChatBody
@@ -52,7 +52,9 @@ class Chat:
     def parse(self, body: bytes) -> Request:
         chat = decoded(_decode, body)
         if (chat.top_logprobs or 0) > MAX_TOP_LOGPROBS:
-            raise BadRequest(f"top_logprobs is at most {MAX_TOP_LOGPROBS}", param="top_logprobs")
+            raise BadRequest(
+                f"top_logprobs must be at most {MAX_TOP_LOGPROBS}.", param="top_logprobs"
+            )
         sampling = sampling_params(chat)
         if chat.max_completion_tokens is not None:
             sampling["max_tokens"] = chat.max_completion_tokens
@@ -83,7 +85,7 @@ class Chat:
             "created": answer.created,
             "model": answer.model,
             "choices": [choice],
-            "usage": usage(answer.usage),
+            "usage": usage_body(answer.usage),
         }
         if request.token_ids:
             choice["token_ids"] = answer.token_ids
@@ -109,34 +111,36 @@ class ChatWriter:
     def begin(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def delta(self, delta: Delta) -> bytes:
-        told: dict[str, Any] = {}
+    def delta(self, delta: AnswerDelta) -> bytes:
+        fields: dict[str, Any] = {}
         if delta.content:
-            told["content"] = delta.content
+            fields["content"] = delta.content
         if delta.reasoning:
-            told["reasoning_content"] = delta.reasoning
+            fields["reasoning_content"] = delta.reasoning
         if delta.tool_calls:
-            told["tool_calls"] = [_call_delta(call) for call in delta.tool_calls]
-        return self._chunk(told, delta)
+            fields["tool_calls"] = [_call_delta(call) for call in delta.tool_calls]
+        return self._chunk(fields, delta)
 
     def end(self, answer: Answer) -> bytes:
-        # Logprobs of the last tokens may come with no text of their own, as the EOS does.
         if self._request.token_ids:
             self._head["prompt_token_ids"] = answer.prompt_ids
         events = self._chunk({}, finish_reason=answer.finish_reason)
         if self._request.include_usage:
-            last = self._head | {"choices": [], "usage": usage(answer.usage)}
+            last = self._head | {"choices": [], "usage": usage_body(answer.usage)}
             events += event(msgspec.json.encode(last))
         return events + DONE
 
     def error(self, message: str, kind: str) -> bytes:
-        about = {"message": message, "type": kind, "param": None, "code": None}
-        return event(msgspec.json.encode({"error": about}))
+        error = {"message": message, "type": kind, "param": None, "code": None}
+        return event(msgspec.json.encode({"error": error}))
 
     def _chunk(
-        self, told: dict[str, Any], delta: Delta | None = None, finish_reason: str | None = None
+        self,
+        fields: dict[str, Any],
+        delta: AnswerDelta | None = None,
+        finish_reason: str | None = None,
     ) -> bytes:
-        choice: dict[str, Any] = {"index": 0, "delta": told, "finish_reason": finish_reason}
+        choice: dict[str, Any] = {"index": 0, "delta": fields, "finish_reason": finish_reason}
         if self._request.logprobs:
             choice["logprobs"] = _logprobs(delta.logprobs) if delta else None
         if self._request.token_ids and delta:
@@ -147,16 +151,16 @@ class ChatWriter:
 def chosen_tools(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None
 ) -> list[dict[str, Any]] | None:
-    """The tools that the template shows. A forced choice is the engine's to enforce."""
+    """The tools that the template shows. The engine enforces a forced choice."""
     names = {_function(tool, at)["name"] for at, tool in enumerate(tools or [])}
     if choice == "none":
         return None
     function = choice.get("function") if isinstance(choice, dict) else None
-    named = function.get("name") if isinstance(function, dict) else None
-    possible = bool(names) if choice == "required" else choice in (None, "auto") or named in names
-    if not possible:
+    name = function.get("name") if isinstance(function, dict) else None
+    is_valid = bool(names) if choice == "required" else choice in (None, "auto") or name in names
+    if not is_valid:
         raise BadRequest(
-            "tool_choice must be none, auto, required, or name one of the tools",
+            "tool_choice must be none, auto, required (with tools), or name one of the tools.",
             param="tool_choice",
         )
     return tools or None
@@ -165,15 +169,15 @@ def chosen_tools(
 def _function(tool: dict[str, Any], at: int) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadRequest(f"tools[{at}] needs a function with a name", param="tools")
+        raise BadRequest(f"tools[{at}] needs a function with a name.", param="tools")
     return function
 
 
-def usage(used: Usage) -> dict[str, int]:
+def usage_body(usage: Usage) -> dict[str, int]:
     return {
-        "prompt_tokens": used.prompt_tokens,
-        "completion_tokens": used.completion_tokens,
-        "total_tokens": used.prompt_tokens + used.completion_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
 
@@ -193,11 +197,11 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
-    told: dict[str, Any] = {"index": call.index, "function": {"arguments": call.arguments}}
+    body: dict[str, Any] = {"index": call.index, "function": {"arguments": call.arguments}}
     if call.name is not None:
-        told |= {"id": call.id, "type": "function"}
-        told["function"]["name"] = call.name
-    return told
+        body |= {"id": call.id, "type": "function"}
+        body["function"]["name"] = call.name
+    return body
 
 
 def _logprobs(tokens: list[TokenLogprob]) -> dict[Literal["content"], list[dict[str, Any]]]:

@@ -4,14 +4,15 @@ from typing import Any
 
 import msgspec
 
-from gateway.dialects.chat import DONE, MAX_TOP_LOGPROBS, StreamOptions, usage
-from gateway.dialects.request import Answer, Delta, Request, TokenLogprob, event
+from gateway.dialects.chat import DONE, MAX_TOP_LOGPROBS, StreamOptions, usage_body
+from gateway.dialects.request import Answer, AnswerDelta, Request, TokenLogprob, event
 from gateway.dialects.sampling import Natural, SamplingBody, sampling_params
 from gateway.errors import BadRequest, decoded
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's for this route, and vLLM's: clients that leave it out count on a short answer."""
-ONE_PROMPT = "prompt must be one text or one list of token ids; send a request for each prompt"
+"""OpenAI's and vLLM's default for this route: clients that leave max_tokens out expect a short
+answer."""
+ONE_PROMPT = "prompt must be one string or one list of token ids. Send one request per prompt."
 
 
 class CompletionsBody(SamplingBody, kw_only=True):
@@ -30,36 +31,38 @@ _decode = msgspec.json.Decoder(CompletionsBody).decode
 
 
 class Completions:
-    """The dialect."""
+    """The dialect of /completions."""
 
     name = "completions"
     body = CompletionsBody
 
     def parse(self, body: bytes) -> Request:
-        asked = decoded(_decode, body)
-        _refuse_what_is_not_served(asked)
+        completion = decoded(_decode, body)
+        _refuse_unsupported(completion)
         return Request(
-            prompt=_prompt(asked.prompt),
-            sampling={"max_tokens": DEFAULT_MAX_TOKENS} | sampling_params(asked),
-            model=asked.model or "",
-            stream=bool(asked.stream),
-            include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
-            logprobs=asked.logprobs is not None,
-            top_logprobs=asked.logprobs or 0,
-            token_ids=bool(asked.return_token_ids),
+            prompt=_prompt(completion.prompt),
+            sampling={"max_tokens": DEFAULT_MAX_TOKENS} | sampling_params(completion),
+            model=completion.model or "",
+            stream=bool(completion.stream),
+            include_usage=bool(
+                completion.stream_options and completion.stream_options.include_usage
+            ),
+            logprobs=completion.logprobs is not None,
+            top_logprobs=completion.logprobs or 0,
+            token_ids=bool(completion.return_token_ids),
         )
 
     def answer(self, request: Request, answer: Answer) -> bytes:
         choice: dict[str, Any] = {
             "index": 0,
             "text": answer.content,
-            "logprobs": Logprobs().of(answer.logprobs) if request.logprobs else None,
+            "logprobs": CompletionLogprobs().body(answer.logprobs) if request.logprobs else None,
             "finish_reason": answer.finish_reason,
         }
         if request.token_ids:
             choice |= {"token_ids": answer.token_ids, "prompt_token_ids": answer.prompt_ids}
         head = _head(answer.step_id, answer.created, answer.model)
-        return msgspec.json.encode(head | {"choices": [choice], "usage": usage(answer.usage)})
+        return msgspec.json.encode(head | {"choices": [choice], "usage": usage_body(answer.usage)})
 
     def writer(
         self, request: Request, step_id: str, created: int, model: str
@@ -73,14 +76,14 @@ class CompletionsWriter:
     def __init__(self, request: Request, step_id: str, created: int, model: str) -> None:
         self._request = request
         self._head = _head(step_id, created, model)
-        self._logprobs = Logprobs()
+        self._logprobs = CompletionLogprobs()
 
     def begin(self) -> bytes:
         return b""
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: AnswerDelta) -> bytes:
         choice: dict[str, Any] = {"index": 0, "text": delta.content, "finish_reason": None}
-        choice["logprobs"] = self._logprobs.of(delta.logprobs) if self._request.logprobs else None
+        choice["logprobs"] = self._logprobs.body(delta.logprobs) if self._request.logprobs else None
         if self._request.token_ids:
             choice["token_ids"] = delta.token_ids
         return self._chunk(choices=[choice])
@@ -92,24 +95,24 @@ class CompletionsWriter:
             last["prompt_token_ids"] = answer.prompt_ids
         events = self._chunk(choices=[last])
         if self._request.include_usage:
-            events += self._chunk(choices=[], usage=usage(answer.usage))
+            events += self._chunk(choices=[], usage=usage_body(answer.usage))
         return events + DONE
 
     def error(self, message: str, kind: str) -> bytes:
-        about = {"message": message, "type": kind, "param": None, "code": None}
-        return event(msgspec.json.encode({"error": about}))
+        error = {"message": message, "type": kind, "param": None, "code": None}
+        return event(msgspec.json.encode({"error": error}))
 
-    def _chunk(self, **told: Any) -> bytes:
-        return event(msgspec.json.encode(self._head | told))
+    def _chunk(self, **fields: Any) -> bytes:
+        return event(msgspec.json.encode(self._head | fields))
 
 
-class Logprobs:
-    """Logprobs in the shape of this route, with offsets that go on from one chunk to the next."""
+class CompletionLogprobs:
+    """Logprobs in this route's shape; the text offsets continue from chunk to chunk."""
 
     def __init__(self) -> None:
         self._offset = 0
 
-    def of(self, tokens: list[TokenLogprob]) -> dict[str, list[Any]]:
+    def body(self, tokens: list[TokenLogprob]) -> dict[str, list[Any]]:
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
@@ -123,7 +126,7 @@ class Logprobs:
 
 
 def _top(token: TokenLogprob) -> dict[str, float]:
-    """The sampled token is always among them, also when it is not one of the likeliest."""
+    """The likeliest tokens and the sampled one, which may not be among them."""
     return {other.token: other.logprob for other in token.top} | {token.token: token.logprob}
 
 
@@ -136,31 +139,31 @@ def _head(step_id: str, created: int, model: str) -> dict[str, Any]:
     }
 
 
-def _refuse_what_is_not_served(asked: CompletionsBody) -> None:
-    if asked.echo:
+def _refuse_unsupported(completion: CompletionsBody) -> None:
+    if completion.echo:
         raise BadRequest(
-            "echo is not served: the answer holds only what was generated", param="echo"
+            "echo is not supported: the answer contains only generated text.", param="echo"
         )
-    if asked.best_of is not None and asked.best_of > 1:
+    if completion.best_of is not None and completion.best_of > 1:
         raise BadRequest(
-            "best_of must be 1: open a trajectory for each sample and choose among them",
+            "best_of must be 1. Start one trajectory per sample and choose among the answers.",
             param="best_of",
         )
-    if asked.suffix:
+    if completion.suffix:
         raise BadRequest(
-            "suffix is not served: text is generated behind the prompt", param="suffix"
+            "suffix is not supported: text is only generated after the prompt.", param="suffix"
         )
-    if (asked.logprobs or 0) > MAX_TOP_LOGPROBS:
-        raise BadRequest(f"logprobs is at most {MAX_TOP_LOGPROBS}", param="logprobs")
+    if (completion.logprobs or 0) > MAX_TOP_LOGPROBS:
+        raise BadRequest(f"logprobs must be at most {MAX_TOP_LOGPROBS}.", param="logprobs")
 
 
 def _prompt(prompt: str | list[Any]) -> str | list[int]:
-    """One prompt; clients also send it as a list of one."""
+    """The only prompt; clients also send it as a list of one."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if not prompt:
-        raise BadRequest("prompt must not be empty", param="prompt")
-    if isinstance(prompt, str) or all(_is_id(one) for one in prompt):
+        raise BadRequest("prompt must not be empty.", param="prompt")
+    if isinstance(prompt, str) or all(_is_id(value) for value in prompt):
         return prompt
     raise BadRequest(ONE_PROMPT, param="prompt")
 

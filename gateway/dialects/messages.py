@@ -1,8 +1,8 @@
 """Anthropic's /messages and /messages/count_tokens, as Claude Code and Anthropic's SDKs use them.
 
-Accepted and without effect, since they change nothing that the model sees: cache_control, metadata,
-context_management, service_tier, budgets and efforts of thinking. Thinking blocks are signed with
-the Step's id: clients drop blocks without a signature.
+Accepted but ignored, since they change nothing that the model sees: cache_control, metadata,
+context_management, service_tier, and budgets and efforts of thinking. Thinking blocks are signed with
+the Step's id, because clients drop blocks without a signature.
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.chat import chosen_tools
+from gateway.dialects.chat_messages import template_messages
 from gateway.dialects.messages_body import (
     INVALID_JSON,
     MessagesBody,
@@ -19,14 +20,13 @@ from gateway.dialects.messages_body import (
 )
 from gateway.dialects.request import (
     Answer,
-    Delta,
+    AnswerDelta,
     Request,
     ToolCall,
     ToolCallDelta,
     Usage,
     event,
-    parsed,
-    template_messages,
+    parse_arguments,
 )
 from gateway.dialects.sampling import sampling_params
 from gateway.errors import ApiError, BadRequest, decoded
@@ -39,32 +39,33 @@ ERROR_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-THINKS = {"enabled": True, "disabled": False}
-"""Adaptive thinking is left to the template."""
+ENABLES_THINKING = {"enabled": True, "disabled": False}
+"""By the type of `thinking`. Adaptive thinking is left to the template."""
 
 _decode = msgspec.json.Decoder(MessagesBody).decode
 
 
 class Messages:
-    """The dialect."""
+    """The dialect of /messages."""
 
     name = "messages"
     body = MessagesBody
 
     def parse(self, body: bytes) -> Request:
-        asked = decoded(_decode, body)
-        if asked.max_tokens is None:
-            raise BadRequest("max_tokens is required", param="max_tokens")
-        if asked.messages and asked.messages[-1].role == "assistant":
+        message = decoded(_decode, body)
+        if message.max_tokens is None:
+            raise BadRequest("max_tokens is required.", param="max_tokens")
+        if message.messages and message.messages[-1].role == "assistant":
             raise BadRequest(
-                "the last message is the assistant's: an answer begun by the client is not served",
+                "The last message is the assistant's. Prefilled answers are not supported: end with a "
+                "user message.",
                 param="messages",
             )
-        return _request(asked)
+        return _request(message)
 
     def answer(self, request: Request, answer: Answer) -> bytes:  # noqa: ARG002
-        ended = {"content": _content(answer), "usage": _usage(answer.usage)} | _stop(answer)
-        return msgspec.json.encode(_message(answer.step_id, answer.model) | ended)
+        fields = {"content": _content(answer), "usage": _usage(answer.usage)} | _stop(answer)
+        return msgspec.json.encode(_message(answer.step_id, answer.model) | fields)
 
     def writer(
         self,
@@ -76,13 +77,9 @@ class Messages:
         return MessagesWriter(step_id, model)
 
 
-def count_tokens_request(body: bytes) -> Request:
-    """The request whose prompt is to be counted."""
+def parse_count_tokens(body: bytes) -> Request:
+    """The request whose prompt is counted."""
     return _request(decoded(_decode, body))
-
-
-def count_tokens_answer(input_tokens: int) -> bytes:
-    return msgspec.json.encode({"input_tokens": input_tokens})
 
 
 def anthropic_error(error: ApiError) -> bytes:
@@ -94,38 +91,38 @@ def _error(message: str, kind: str) -> bytes:
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 
-def _request(asked: MessagesBody) -> Request:
-    if not asked.messages:
-        raise BadRequest("messages must not be empty", param="messages")
-    choice = openai_choice(asked.tool_choice)
+def _request(body: MessagesBody) -> Request:
+    if not body.messages:
+        raise BadRequest("messages must not be empty.", param="messages")
+    choice = openai_choice(body.tool_choice)
     return Request(
-        messages=template_messages(list(conversation(asked))),
-        tools=chosen_tools(functions(asked.tools or []), choice),
+        messages=template_messages(list(conversation(body))),
+        tools=chosen_tools(functions(body.tools or []), choice),
         tool_choice=choice,
-        template=_template(asked),
-        sampling=_sampling(asked),
-        model=asked.model or "",
-        stream=bool(asked.stream),
+        template=_template(body),
+        sampling=_sampling(body),
+        model=body.model or "",
+        stream=bool(body.stream),
         include_usage=True,
     )
 
 
-def _template(asked: MessagesBody) -> dict[str, Any]:
-    given = asked.chat_template_kwargs or {}
-    thinks = THINKS.get(asked.thinking.type) if asked.thinking else None
-    return given if thinks is None else given | {"enable_thinking": thinks}
+def _template(body: MessagesBody) -> dict[str, Any]:
+    variables = body.chat_template_kwargs or {}
+    thinking = ENABLES_THINKING.get(body.thinking.type) if body.thinking else None
+    return variables if thinking is None else variables | {"enable_thinking": thinking}
 
 
-def _sampling(asked: MessagesBody) -> dict[str, Any]:
-    asked.stop = asked.stop_sequences or asked.stop
-    given = sampling_params(asked)
-    if wanted := (asked.output_config and asked.output_config.format) or asked.output_format:
-        given["structured_outputs"] = {"json": wanted.schema}
-    return given
+def _sampling(body: MessagesBody) -> dict[str, Any]:
+    body.stop = body.stop_sequences or body.stop
+    params = sampling_params(body)
+    if format_ := (body.output_config and body.output_config.format) or body.output_format:
+        params["structured_outputs"] = {"json": format_.schema}
+    return params
 
 
 class MessagesWriter:
-    """One streamed message. A block is open until a delta of another kind comes."""
+    """One streamed message. A content block stays open until a delta of another kind arrives."""
 
     def __init__(self, step_id: str, model: str) -> None:
         self._step_id = step_id
@@ -134,62 +131,64 @@ class MessagesWriter:
         self._open: tuple[str, int] | None = None
 
     def begin(self) -> bytes:
-        # How long the prompt is comes with the end: clients take the later number.
-        nothing = _usage(Usage(prompt_tokens=0, completion_tokens=0))
-        message = _message(self._step_id, self._model) | {"content": [], "usage": nothing}
+        # The prompt's length is sent with the end: clients use the later number.
+        no_usage = _usage(Usage(prompt_tokens=0, completion_tokens=0))
+        message = _message(self._step_id, self._model) | {"content": [], "usage": no_usage}
         message |= {"stop_reason": None, "stop_sequence": None}
         return _event("message_start", message=message)
 
-    def delta(self, delta: Delta) -> bytes:
-        # A part that ends one call and begins another may hold the text between them.
-        going_on = [call for call in delta.tool_calls if self._open == ("tool_use", call.index)]
-        begun = [call for call in delta.tool_calls if call not in going_on]
-        events = b"".join(self._call(call) for call in going_on)
+    def delta(self, delta: AnswerDelta) -> bytes:
+        # A delta that ends one call and begins another may also have the text between them.
+        continued = [call for call in delta.tool_calls if self._open == ("tool_use", call.index)]
+        new = [call for call in delta.tool_calls if call not in continued]
+        events = b"".join(self._call(call) for call in continued)
         if delta.reasoning:
-            events += self._block(("thinking", 0), _thinking("", ""))
-            events += self._told("thinking_delta", thinking=delta.reasoning)
+            events += self._open_block(("thinking", 0), _thinking("", ""))
+            events += self._delta_event("thinking_delta", thinking=delta.reasoning)
         if delta.content:
-            events += self._block(("text", 0), _text(""))
-            events += self._told("text_delta", text=delta.content)
-        return events + b"".join(self._call(call) for call in begun)
+            events += self._open_block(("text", 0), _text(""))
+            events += self._delta_event("text_delta", text=delta.content)
+        return events + b"".join(self._call(call) for call in new)
 
     def end(self, answer: Answer) -> bytes:
-        told = _event("message_delta", delta=_stop(answer), usage=_usage(answer.usage))
-        return self._close() + told + _event("message_stop")
+        last_delta = _event("message_delta", delta=_stop(answer), usage=_usage(answer.usage))
+        return self._close() + last_delta + _event("message_stop")
 
     def error(self, message: str, kind: str) -> bytes:
         return event(_error(message, "api_error" if kind == "server_error" else kind), b"error")
 
     def _call(self, call: ToolCallDelta) -> bytes:
-        events = self._block(
+        events = self._open_block(
             ("tool_use", call.index), _tool_use(call.id or "", call.name or "", {})
         )
         if call.arguments:
-            events += self._told("input_json_delta", partial_json=call.arguments)
+            events += self._delta_event("input_json_delta", partial_json=call.arguments)
         return events
 
-    def _block(self, wanted: tuple[str, int], block: dict[str, Any]) -> bytes:
-        if self._open == wanted:
+    def _open_block(self, key: tuple[str, int], block: dict[str, Any]) -> bytes:
+        if self._open == key:
             return b""
         closed = self._close()
-        self._open = wanted
+        self._open = key
         self._index += 1
         return closed + _event("content_block_start", index=self._index, content_block=block)
 
-    def _told(self, kind: str, **told: str) -> bytes:
-        return _event("content_block_delta", index=self._index, delta={"type": kind} | told)
+    def _delta_event(self, kind: str, **fields: str) -> bytes:
+        return _event("content_block_delta", index=self._index, delta={"type": kind} | fields)
 
     def _close(self) -> bytes:
         if self._open is None:
             return b""
-        thinking = self._open[0] == "thinking"
+        is_thinking = self._open[0] == "thinking"
         self._open = None
-        signed = self._told("signature_delta", signature=self._step_id) if thinking else b""
-        return signed + _event("content_block_stop", index=self._index)
+        signature = b""
+        if is_thinking:
+            signature = self._delta_event("signature_delta", signature=self._step_id)
+        return signature + _event("content_block_stop", index=self._index)
 
 
-def _event(kind: str, **told: Any) -> bytes:
-    return event(msgspec.json.encode({"type": kind} | told), kind.encode())
+def _event(kind: str, **fields: Any) -> bytes:
+    return event(msgspec.json.encode({"type": kind} | fields), kind.encode())
 
 
 def _message(step_id: str, model: str) -> dict[str, Any]:
@@ -216,7 +215,7 @@ def _tool_use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, A
 
 
 def _input(call: ToolCall) -> dict[str, Any]:
-    arguments = parsed(call.arguments)
+    arguments = parse_arguments(call.arguments)
     return arguments if isinstance(arguments, dict) else {INVALID_JSON: call.arguments}
 
 
@@ -229,10 +228,10 @@ def _stop(answer: Answer) -> dict[str, str | None]:
     return {"stop_reason": reason, "stop_sequence": answer.stop_sequence}
 
 
-def _usage(used: Usage) -> dict[str, int]:
+def _usage(usage: Usage) -> dict[str, int]:
     return {
-        "input_tokens": used.prompt_tokens,
-        "output_tokens": used.completion_tokens,
+        "input_tokens": usage.prompt_tokens,
+        "output_tokens": usage.completion_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
     }

@@ -1,8 +1,8 @@
-"""The body of Anthropic's /messages, and the conversation in it as chat templates take it.
+"""The body of Anthropic's /messages, converted to messages for the chat template.
 
-What a client sends back of an answer must become `Answer.message()` again, or the next call does not
-continue the Step. So the text blocks of an assistant are joined by nothing, as they were cut from
-one text, and all its tool_use blocks are calls of one message.
+An answer that a client sends back must become `Answer.message()` again, or the next call does not
+continue the Step. So an assistant's text blocks are concatenated without a separator, as they were cut
+from one text, and all its tool_use blocks are calls of one message.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,13 @@ from gateway.dialects.sampling import SamplingBody
 from gateway.errors import BadRequest
 
 INVALID_JSON = "INVALID_JSON"
-"""Anthropic's own name for the key under which arguments that are no object travel as one."""
+"""Anthropic's own key for arguments that are not an object, wrapped into one."""
 BILLING = "x-anthropic-billing-header"
-"""Claude Code puts a system block in front that begins so and differs in every request; no two
-prompts would share a prefix."""
+"""Claude Code prepends a system block that begins with this and differs in every request; with it, no
+two prompts would share a prefix."""
 TOOL_SEARCH = "tool_search_tool_"
-"""Finds tools with defer_loading. The template shows every tool, so there is nothing to find."""
+"""Type prefix of tools that search tools with defer_loading. The template shows every tool, so there is
+nothing to search."""
 
 
 class Text(msgspec.Struct, tag="text"):
@@ -104,12 +105,13 @@ class MessagesBody(SamplingBody, kw_only=True):
     stop_sequences: list[str] | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    """Where the format was before there was an output_config."""
+    """The older place of output_config.format."""
     stream: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 def conversation(body: MessagesBody) -> Iterator[Message]:
+    """The body's messages, for the chat template."""
     if system := _system(body.system):
         yield {"role": "system", "content": system}
     for at, turn in enumerate(body.messages):
@@ -118,7 +120,7 @@ def conversation(body: MessagesBody) -> Iterator[Message]:
         elif turn.role == "assistant":
             yield _assistant(turn.content, at)
         else:
-            yield from _others(turn.role, turn.content, at)
+            yield from _user_messages(turn.role, turn.content, at)
 
 
 def _system(system: str | list[Text] | None) -> str:
@@ -127,7 +129,7 @@ def _system(system: str | list[Text] | None) -> str:
 
 
 def _assistant(blocks: list[Block], at: int) -> Message:
-    """An answer, or what a client claims to be one."""
+    """An answer that the client sends back, or made up."""
     text, thinking, calls = "", "", []
     for block in blocks:
         match block:
@@ -140,7 +142,7 @@ def _assistant(blocks: list[Block], at: int) -> Message:
             case ToolUse():
                 calls.append(_call(block))
             case _:
-                raise _unusable(block, f"messages[{at}] of the assistant")
+                raise _unsupported(block, f"messages[{at}] of the assistant")
     message: Message = {"role": "assistant", "content": text}
     if thinking:
         message["reasoning_content"] = thinking
@@ -157,8 +159,8 @@ def _call(block: ToolUse) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": function}
 
 
-def _others(role: str, blocks: list[Block], at: int) -> Iterator[Message]:
-    """One turn with results and text is several messages: the results first, as the calls came."""
+def _user_messages(role: str, blocks: list[Block], at: int) -> Iterator[Message]:
+    """One turn with tool results and text becomes several messages, the results first."""
     texts = []
     for block in blocks:
         match block:
@@ -167,7 +169,7 @@ def _others(role: str, blocks: list[Block], at: int) -> Iterator[Message]:
             case ToolResult():
                 yield _result(block, at)
             case _:
-                raise _unusable(block, f"messages[{at}] of the {role}")
+                raise _unsupported(block, f"messages[{at}] of the {role}")
     if texts or not blocks:
         yield {"role": role, "content": "\n".join(texts)}
 
@@ -175,7 +177,7 @@ def _others(role: str, blocks: list[Block], at: int) -> Iterator[Message]:
 def _result(block: ToolResult, at: int) -> Message:
     parts = [Text(block.content)] if isinstance(block.content, str) else block.content or []
     text = "\n".join(_result_text(part, at) for part in parts)
-    # A chat template has no place for the flag, and the model should know.
+    # Chat templates have no field for the flag, but the model should see it.
     content = f"Error: {text}" if block.is_error else text
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
@@ -187,20 +189,20 @@ def _result_text(part: Text | Image | Document | ToolReference, at: int) -> str:
         case ToolReference():
             return part.tool_name
         case _:
-            raise _unusable(part, f"a tool_result of messages[{at}]")
+            raise _unsupported(part, f"A tool_result of messages[{at}]")
 
 
-def _unusable(block: msgspec.Struct, where: str) -> BadRequest:
+def _unsupported(block: msgspec.Struct, location: str) -> BadRequest:
     kind = block.__struct_config__.tag
     return BadRequest(
-        f"{where} has a block of type {kind}, which this gateway cannot use there: it takes text, "
-        "tool_use and thinking from the assistant, text and tool_result from the user",
+        f"{location} has a block of type {kind}, which is not supported there. Supported are text, "
+        "tool_use and thinking from the assistant, and text and tool_result from the user.",
         param="messages",
     )
 
 
 def functions(tools: list[ToolBody]) -> list[Tool]:
-    """OpenAI's function tools."""
+    """The tools in OpenAI's shape."""
     kept = [tool for tool in tools if not (tool.type or "").startswith(TOOL_SEARCH)]
     return [_function(tool) for tool in kept]
 
@@ -208,8 +210,8 @@ def functions(tools: list[ToolBody]) -> list[Tool]:
 def _function(tool: ToolBody) -> Tool:
     if tool.type not in (None, "custom") or tool.input_schema is None:
         raise BadRequest(
-            f"the tool {tool.name!r} has no input_schema: tools that only Anthropic's models and "
-            "servers know are not served here",
+            f"The tool {tool.name!r} has no input_schema. Tools that are built into Anthropic's models "
+            "or servers are not supported; describe the tool with an input_schema.",
             param="tools",
         )
     function = {"name": tool.name, "description": tool.description or ""}
@@ -217,6 +219,7 @@ def _function(tool: ToolBody) -> Tool:
 
 
 def openai_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    """tool_choice in OpenAI's shape."""
     if choice is None:
         return None
     named = {"type": "function", "function": {"name": choice.name}}

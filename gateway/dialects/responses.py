@@ -1,7 +1,7 @@
 """OpenAI's /responses, as Codex and OpenAI's SDKs use it.
 
-The gateway keeps no responses: what refers to an earlier one is refused, and the whole conversation
-comes as `input`. Accepted and without effect: store, truncation, service_tier, prompt_cache_key,
+The gateway stores no responses: references to earlier ones are refused, and the whole conversation must
+be sent as `input`. Accepted but ignored: store, truncation, service_tier, prompt_cache_key,
 parallel_tool_calls, efforts of reasoning other than none, and `include` unless it asks for logprobs.
 """
 
@@ -10,9 +10,15 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.chat import chosen_tools
-from gateway.dialects.request import Answer, Request, template_messages
-from gateway.dialects.responses_body import ResponsesBody, Tools, conversation, openai_choice
-from gateway.dialects.responses_stream import Echo, ResponsesWriter, finished, items
+from gateway.dialects.chat_messages import template_messages
+from gateway.dialects.request import Answer, Request
+from gateway.dialects.responses_body import RequestTools, ResponsesBody, conversation, openai_choice
+from gateway.dialects.responses_stream import (
+    RequestEcho,
+    ResponsesWriter,
+    finished_response,
+    output_items,
+)
 from gateway.dialects.sampling import sampling_params
 from gateway.errors import BadRequest, decoded
 
@@ -23,77 +29,81 @@ _decode = msgspec.json.Decoder(ResponsesBody).decode
 
 
 class Responses:
-    """The dialect."""
+    """The dialect of /responses."""
 
     name = "responses"
     body = ResponsesBody
 
     def parse(self, body: bytes) -> Request:
-        asked = decoded(_decode, body)
-        _refuse_what_is_not_served(asked)
-        shown = Tools.of(asked.tools or [])
-        choice = openai_choice(asked.tool_choice)
+        fields = decoded(_decode, body)
+        _refuse_unsupported(fields)
+        tools = RequestTools.parse(fields.tools or [])
+        choice = openai_choice(fields.tool_choice)
         return Request(
-            messages=template_messages(conversation(asked)),
-            tools=chosen_tools(shown.functions, choice),
+            messages=template_messages(conversation(fields)),
+            tools=chosen_tools(tools.functions, choice),
             tool_choice=choice,
-            template=_template(asked),
-            sampling=_sampling(asked),
-            model=asked.model or "",
-            stream=bool(asked.stream),
+            template=_template(fields),
+            sampling=_sampling(fields),
+            model=fields.model or "",
+            stream=bool(fields.stream),
             include_usage=True,
-            echo_of=Echo(shown.names, _echoed(asked)),
+            echo_of=RequestEcho(tools.names, _echoed(fields)),
         )
 
     def answer(self, request: Request, answer: Answer) -> bytes:
-        output = items(answer, request.echo_of.names)
-        return msgspec.json.encode(finished(request.echo_of, answer, output))
+        output = output_items(answer, request.echo_of.names)
+        return msgspec.json.encode(finished_response(request.echo_of, answer, output))
 
     def writer(self, request: Request, step_id: str, created: int, model: str) -> ResponsesWriter:
         return ResponsesWriter(request.echo_of, step_id, created, model)
 
 
-def _refuse_what_is_not_served(asked: ResponsesBody) -> None:
+def _refuse_unsupported(body: ResponsesBody) -> None:
     for name in ("previous_response_id", "conversation", "prompt"):
-        if getattr(asked, name) is not None:
+        if getattr(body, name) is not None:
             raise BadRequest(
-                f"{name} is not served: this gateway keeps no responses; send the whole "
-                "conversation as input",
+                f"{name} is not supported: this gateway stores no responses. Send the whole "
+                "conversation as input.",
                 param=name,
             )
-    if asked.background:
-        raise BadRequest("background is not served: wait for the answer", param="background")
-    if asked.top_logprobs or LOGPROBS in (asked.include or ()):
-        raise BadRequest("logprobs are given by /chat/completions only", param="top_logprobs")
+    if body.background:
+        raise BadRequest(
+            "background is not supported. Leave it out and wait for the answer.", param="background"
+        )
+    if body.top_logprobs or LOGPROBS in (body.include or ()):
+        raise BadRequest(
+            "/responses returns no logprobs. Use /chat/completions for them.", param="top_logprobs"
+        )
 
 
-def _template(asked: ResponsesBody) -> dict[str, Any]:
-    given = asked.chat_template_kwargs or {}
-    if asked.reasoning and asked.reasoning.effort == "none":
-        return given | {"enable_thinking": False}
-    return given
+def _template(body: ResponsesBody) -> dict[str, Any]:
+    variables = body.chat_template_kwargs or {}
+    if body.reasoning and body.reasoning.effort == "none":
+        return variables | {"enable_thinking": False}
+    return variables
 
 
-def _sampling(asked: ResponsesBody) -> dict[str, Any]:
-    given = sampling_params(asked)
-    if asked.max_output_tokens is not None:
-        given["max_tokens"] = asked.max_output_tokens
-    wanted = asked.text and asked.text.format
-    if wanted and wanted.type == "json_object":
-        given["structured_outputs"] = {"json_object": True}
-    elif wanted and wanted.type == "json_schema":
-        if wanted.schema is None:
-            raise BadRequest("text.format of type json_schema needs a schema", param="text")
-        given["structured_outputs"] = {"json": wanted.schema}
-    return given
+def _sampling(body: ResponsesBody) -> dict[str, Any]:
+    params = sampling_params(body)
+    if body.max_output_tokens is not None:
+        params["max_tokens"] = body.max_output_tokens
+    format_ = body.text and body.text.format
+    if format_ and format_.type == "json_object":
+        params["structured_outputs"] = {"json_object": True}
+    elif format_ and format_.type == "json_schema":
+        if format_.schema is None:
+            raise BadRequest("text.format of type json_schema needs a schema.", param="text")
+        params["structured_outputs"] = {"json": format_.schema}
+    return params
 
 
-def _echoed(asked: ResponsesBody) -> dict[str, Any]:
-    """What OpenAI repeats of a request; its SDKs demand the first three."""
+def _echoed(body: ResponsesBody) -> dict[str, Any]:
+    """The request fields that OpenAI repeats in a response; its SDKs require the first three."""
     required = {
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "tool_choice": asked.tool_choice or "auto",
-        "tools": asked.tools or [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
     }
-    given = {name: value for name in ECHOED if (value := getattr(asked, name)) is not None}
-    return required | given
+    optional = {name: value for name in ECHOED if (value := getattr(body, name)) is not None}
+    return required | optional

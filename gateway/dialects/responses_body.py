@@ -1,14 +1,13 @@
-"""The body of OpenAI's /responses, and the conversation in it as chat templates take it.
+"""The body of OpenAI's /responses, converted to messages for the chat template.
 
-The items of one answer become one assistant message again, `Answer.message()`, or the next call does
-not continue the Step: reasoning, text and calls in a row are joined until an item of another role.
-Reasoning begins a new answer, and so does a text straight behind a text.
+The items of one answer must become one assistant message again, `Answer.message()`, or the next
+call does not continue the Step: successive reasoning, text and calls are joined until an item of
+another role. Reasoning begins a new answer, and so does a text directly after a text.
 
-Tools. A `function` is itself. A function in a `namespace` gets the namespace in front of its name.
-A `custom` tool becomes a function with one text, `input`. `web_search`, `tool_search` and
-`image_generation` are left out: OpenAI's servers run them, no model here can, and Codex sends them
-unasked. Any other kind is refused.
-"""
+Tools: a `function` stays as it is. A function in a `namespace` gets the namespace as a prefix of
+its name. A `custom` tool becomes a function with one string, `input`. `web_search`, `tool_search`
+and `image_generation` are dropped: OpenAI's servers run them, and Codex sends them by default. Any
+other type is refused."""
 
 import functools
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from gateway.dialects.sampling import Positive, SamplingBody
 from gateway.errors import BadRequest, decoded
 
 SKIPPED_TOOLS = ("web_search", "tool_search", "image_generation")
-"""Beginnings of their types: OpenAI dates some of them."""
+"""Prefixes of their types: OpenAI appends dates to some."""
 TEXT_PARTS = {"input_text", "output_text", "text", "summary_text", "reasoning_text"}
 INPUT_SCHEMA = {
     "type": "object",
@@ -30,7 +29,7 @@ INPUT_SCHEMA = {
 }
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -38,12 +37,12 @@ class Part(msgspec.Struct):
 
 class MessageItem(msgspec.Struct, tag="message"):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: str | list[ContentPart]
 
 
 class ReasoningItem(msgspec.Struct, tag="reasoning"):
-    summary: list[Part] | None = None
-    content: list[Part] | None = None
+    summary: list[ContentPart] | None = None
+    content: list[ContentPart] | None = None
 
 
 class FunctionCall(msgspec.Struct, tag="function_call"):
@@ -61,7 +60,7 @@ class CustomCall(msgspec.Struct, tag="custom_tool_call"):
 
 
 class FunctionOutput(msgspec.Struct, tag="function_call_output"):
-    output: str | list[Part]
+    output: str | list[ContentPart]
     call_id: str | None = None
 
 
@@ -73,7 +72,7 @@ Item = MessageItem | ReasoningItem | FunctionCall | CustomCall | FunctionOutput 
 
 
 class Items(msgspec.Struct):
-    """A struct of its own, so that a complaint says where in `input` it is."""
+    """A struct of its own, so that an error names the position in `input`."""
 
     input: list[Item]
 
@@ -118,12 +117,13 @@ _items = functools.partial(msgspec.convert, type=Items)
 
 
 def conversation(body: ResponsesBody) -> list[Message]:
+    """The body's items as messages for the chat template."""
     messages: list[Message] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
     if isinstance(body.input, str):
         return [*messages, {"role": "user", "content": body.input}]
-    # Clients leave the type out of plain messages.
+    # Clients may leave out the type of plain messages.
     typed = [item if item.get("type") else item | {"type": "message"} for item in body.input]
     for at, item in enumerate(decoded(_items, {"input": typed}).input):
         _add(messages, item, at)
@@ -133,43 +133,44 @@ def conversation(body: ResponsesBody) -> list[Message]:
 def _add(messages: list[Message], item: Item, at: int) -> None:
     match item:
         case ReasoningItem():
-            if told := "".join(_texts(item.content or item.summary or [], at)):
-                _answer(messages, goes_on=False)["reasoning_content"] = told
+            if reasoning := "".join(_texts(item.content or item.summary or [], at)):
+                _answer(messages, continues=False)["reasoning_content"] = reasoning
         case MessageItem(role="assistant"):
             last = messages[-1] if messages else {}
-            message = _answer(messages, goes_on=not last.get("content") or "tool_calls" in last)
+            message = _answer(messages, continues=not last.get("content") or "tool_calls" in last)
             message["content"] += "".join(_texts(item.content, at))
         case FunctionCall() | CustomCall():
-            message = _answer(messages, goes_on=True)
+            message = _answer(messages, continues=True)
             message.setdefault("tool_calls", []).append(_call(item))
         case MessageItem():
-            _add_other(messages, item.role, "\n".join(_texts(item.content, at)))
+            _add_non_assistant(messages, item.role, "\n".join(_texts(item.content, at)))
         case FunctionOutput():
             content = "\n".join(_texts(item.output, at))
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
 
 
-def _answer(messages: list[Message], *, goes_on: bool) -> Message:
-    """The assistant message that an item belongs to."""
-    if not (goes_on and messages and messages[-1]["role"] == "assistant"):
+def _answer(messages: list[Message], *, continues: bool) -> Message:
+    """The assistant message that an item belongs to; a new one unless it continues the last."""
+    if not (continues and messages and messages[-1]["role"] == "assistant"):
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
 
 
-def _add_other(messages: list[Message], role: str, text: str) -> None:
-    """Codex sends instructions and a developer's message; many templates take one system message."""
-    system = role in ("system", "developer")
-    if system and len(messages) == 1 and messages[0]["role"] == "system":
+def _add_non_assistant(messages: list[Message], role: str, text: str) -> None:
+    """Merges system messages: Codex sends both instructions and a developer message, and many templates
+    accept only one."""
+    is_system = role in ("system", "developer")
+    if is_system and len(messages) == 1 and messages[0]["role"] == "system":
         messages[0]["content"] += f"\n\n{text}"
     else:
-        messages.append({"role": "system" if system else role, "content": text})
+        messages.append({"role": "system" if is_system else role, "content": text})
 
 
-def _texts(content: str | list[Part], at: int) -> Iterator[str]:
-    for part in [Part("text", content)] if isinstance(content, str) else content:
+def _texts(content: str | list[ContentPart], at: int) -> Iterator[str]:
+    for part in [ContentPart("text", content)] if isinstance(content, str) else content:
         if part.type not in TEXT_PARTS and part.refusal is None:
             raise BadRequest(
-                f"input[{at}] has a part of type {part.type!r}; this gateway takes text only",
+                f"input[{at}] has a part of type {part.type!r}. This gateway accepts text only.",
                 param="input",
             )
         yield part.text or part.refusal or ""
@@ -182,53 +183,53 @@ def _call(item: FunctionCall | CustomCall) -> dict[str, Any]:
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """A function's name for the template. MCP's namespaces end in the separator already."""
+    """A function's name for the template. MCP's namespaces already end in the separator."""
     return f"{namespace.removesuffix('__')}__{name}" if namespace else name
 
 
 class ToolName(msgspec.Struct, frozen=True):
-    """What the client calls a tool."""
+    """A tool's name as the client knows it."""
 
     name: str
     namespace: str | None = None
     custom: bool = False
 
 
-class Tools(msgspec.Struct):
-    """The functions that the template shows, and whose they are."""
+class RequestTools(msgspec.Struct):
+    """The functions that the template shows, and the client's tools by their function's name."""
 
     functions: list[Tool] = []
     names: dict[str, ToolName] = {}
 
     @classmethod
-    def of(cls, tools: list[dict[str, Any]]) -> "Tools":
-        found = cls([], {})
+    def parse(cls, tools: list[dict[str, Any]]) -> "RequestTools":
+        parsed = cls([], {})
         for at, tool in enumerate(tools):
-            found._add(tool, None, f"tools[{at}]")
-        return found
+            parsed._add(tool, None, f"tools[{at}]")
+        return parsed
 
-    def _add(self, tool: Any, namespace: str | None, where: str) -> None:
+    def _add(self, tool: Any, namespace: str | None, location: str) -> None:
         kind, name = (tool.get("type"), tool.get("name")) if isinstance(tool, dict) else ("", "")
         if isinstance(kind, str) and kind.startswith(SKIPPED_TOOLS):
             return
         if kind == "namespace" and isinstance(name, str) and namespace is None:
-            self._add_all(tool.get("tools"), name, where)
+            self._add_all(tool.get("tools"), name, location)
         elif kind in ("function", "custom") and isinstance(name, str):
             flat = flat_name(namespace, name)
             self.names[flat] = ToolName(name, namespace, kind == "custom")
             self.functions.append({"type": "function", "function": _function(tool, flat)})
         else:
             raise BadRequest(
-                f"{where} must have a name and be of type function, custom or namespace; the tools "
-                "that OpenAI hosts are not served here",
+                f"{location} must have a name and be of type function, custom or namespace. Tools that "
+                "OpenAI hosts are not supported.",
                 param="tools",
             )
 
-    def _add_all(self, tools: Any, namespace: str, where: str) -> None:
+    def _add_all(self, tools: Any, namespace: str, location: str) -> None:
         if not isinstance(tools, list):
-            raise BadRequest(f"{where} is a namespace and needs a list of tools", param="tools")
+            raise BadRequest(f"{location} is a namespace and needs a list of tools.", param="tools")
         for at, tool in enumerate(tools):
-            self._add(tool, namespace, f"{where}.tools[{at}]")
+            self._add(tool, namespace, f"{location}.tools[{at}]")
 
 
 def _function(tool: dict[str, Any], name: str) -> dict[str, Any]:
@@ -247,13 +248,13 @@ def _function(tool: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def openai_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    """In the shape of chat completions."""
+    """tool_choice in the shape of chat completions."""
     if not isinstance(choice, dict):
         return choice
     namespace, name = choice.get("namespace"), choice.get("name")
     if choice.get("type") not in ("function", "custom") or not isinstance(name, str):
         raise BadRequest(
-            "tool_choice must be none, auto, required, or name one function or custom tool",
+            "tool_choice must be none, auto, required, or name one function or custom tool.",
             param="tool_choice",
         )
     flat = flat_name(namespace if isinstance(namespace, str) else None, name)

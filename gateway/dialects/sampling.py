@@ -1,4 +1,4 @@
-"""The sampling settings of OpenAI's routes, as the engine's SamplingParams."""
+"""The sampling fields of OpenAI's routes, converted to the engine's SamplingParams."""
 
 from typing import Annotated, Any
 
@@ -11,10 +11,11 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 MAX_STOPS = 64
+MAX_SAMPLES = 128
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
-    """What chat and text completions have in common: OpenAI's fields, then vLLM's."""
+    """Sampling fields that several routes share: OpenAI's, then vLLM's additions."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     top_p: Share | None = None
@@ -40,48 +41,54 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     response_format: dict[str, Any] | None = None
 
 
-PASSED_ON = (
+ENGINE_FIELDS = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias"),
     *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos"),
     *("bad_words", "allowed_token_ids", "skip_special_tokens", "include_stop_str_in_output"),
     *("max_tokens", "structured_outputs"),
 )
-"""Fields that the engine knows by the same name."""
+"""Fields that the engine has under the same name."""
 
 
 def sampling_params(body: SamplingBody) -> dict[str, Any]:
-    """The settings that the client gave; the engine has the defaults."""
+    """The parameters that the client set; the engine has the defaults."""
     if body.n is not None and body.n > 1:
         raise BadRequest(
-            "n must be 1: every sample is a Step of its own, and of several Steps that answer one "
-            "request only one is trained; open a trajectory for each sample",
+            "n must be 1: every sample is a Step of its own, and only one Step per request is trained. "
+            "Start one trajectory per sample.",
             param="n",
         )
-    given = {name: value for name in PASSED_ON if (value := getattr(body, name)) is not None}
+    params = {name: value for name in ENGINE_FIELDS if (value := getattr(body, name)) is not None}
     if stops := stop_strings(body.stop):
-        given["stop"] = stops
+        params["stop"] = stops
     if body.response_format is not None:
-        given |= _structured(body.response_format)
-    return given
+        params |= _structured_outputs(body.response_format)
+    return params
+
+
+def check_sample_count(n: object) -> int:
+    if not isinstance(n, int) or not 1 <= n <= MAX_SAMPLES:
+        raise BadRequest(f"n must be an integer from 1 to {MAX_SAMPLES}.", param="n")
+    return n
 
 
 def stop_strings(stop: str | list[str] | None) -> list[str]:
     stops = [stop] if isinstance(stop, str) else stop or []
     if len(stops) > MAX_STOPS or not all(stops):
-        raise BadRequest(f"stop takes up to {MAX_STOPS} strings, none empty", param="stop")
+        raise BadRequest(f"stop must be at most {MAX_STOPS} non-empty strings.", param="stop")
     return stops
 
 
-def _structured(response_format: dict[str, Any]) -> dict[str, Any]:
+def _structured_outputs(response_format: dict[str, Any]) -> dict[str, Any]:
     kind = response_format.get("type")
     if kind == "text":
         return {}
     if kind == "json_object":
         return {"structured_outputs": {"json_object": True}}
-    named = response_format.get("json_schema")
-    if kind != "json_schema" or not isinstance(named, dict) or "schema" not in named:
+    json_schema = response_format.get("json_schema")
+    if kind != "json_schema" or not isinstance(json_schema, dict) or "schema" not in json_schema:
         raise BadRequest(
-            "response_format must be text, json_object, or json_schema with a schema",
+            "response_format.type must be text, json_object, or json_schema with json_schema.schema.",
             param="response_format",
         )
-    return {"structured_outputs": {"json": named["schema"]}}
+    return {"structured_outputs": {"json": json_schema["schema"]}}

@@ -1,8 +1,8 @@
-"""All engines: which are well, and which takes the next call.
+"""All engines: their health, and which one serves the next call.
 
-A call goes to the engine that had the trajectory's last call, for its prefix cache, unless another
-has clearly less to do; else to the one with the least to do. An engine takes calls while it is
-healthy, not stuck in a pause, and has weights that the policy allows. Calls wait for one.
+A call goes to the engine that served the trajectory's last call, because of its prefix cache, unless
+another one is clearly less loaded; otherwise to the least loaded one. An engine is usable while it is
+healthy, not stuck in a pause, and has weights that the policy allows. Calls wait for a usable engine.
 """
 
 import asyncio
@@ -13,40 +13,41 @@ from pathlib import Path
 
 import aiohttp
 
-from gateway.engines.engine import TROUBLES, Engine, EngineTrouble
+from gateway.engines.engine import ENGINE_ERRORS, Engine, EngineError
 from gateway.engines.policy import Policy
 from gateway.errors import Unavailable
 from gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY = 2.0
-CONNECT_TIMEOUT = 5.0
-KEEP_ALIVE = 4
-"""Seconds. vLLM closes idle connections after five; a call must not meet one that is closing."""
-PAUSED_TOO_LONG = 60.0
-"""Seconds. A weight update takes a few; an engine that stays paused was left alone by its trainer."""
-SLACK = 8
-"""Calls that the engine with the warm cache may have more than the idlest one."""
+POLL_EVERY_S = 2.0
+CONNECT_TIMEOUT_S = 5.0
+KEEP_ALIVE_S = 4
+"""vLLM closes idle connections after five seconds; a call must not use one that is closing."""
+MAX_PAUSE_S = 60.0
+"""A weight update takes a few seconds; an engine that stays paused longer was left by its trainer."""
+AFFINITY_SLACK = 8
+"""How many more calls than the least loaded engine the one with the warm cache may have."""
 
 
-class Engines:
-    """Made by `open_engines`."""
+class EngineFleet:
+    """The engines that the gateway routes calls to. Opened by `open_engines`."""
 
-    def __init__(self, session: aiohttp.ClientSession, policy: Policy, wait: float) -> None:
+    def __init__(self, session: aiohttp.ClientSession, policy: Policy, wait_s: float) -> None:
         self.session = session
         self._policy = policy
-        self._wait = wait
+        self._wait_s = wait_s
         self._changed = asyncio.Event()
-        self._look_now = asyncio.Event()
+        self._poll_now = asyncio.Event()
         self.all: dict[str, Engine] = {}
-        policy.on_change = self._look_now.set
+        policy.on_change = self._poll_now.set
 
     def set_urls(self, urls: Sequence[str]) -> None:
-        """Takes a new list; engines that stay keep their state, calls on others run to their end."""
+        """Replaces the list. Engines that stay keep their state; calls on removed ones run to their
+        end."""
         urls = [url.rstrip("/") for url in urls]
         self.all = {url: self.all.get(url) or Engine(url, self.session) for url in urls}
-        self._look_now.set()
+        self._poll_now.set()
 
     def usable(self) -> list[Engine]:
         now = asyncio.get_running_loop().time()
@@ -54,103 +55,115 @@ class Engines:
             engine
             for engine in self.all.values()
             if engine.healthy
-            and (engine.paused_since is None or now - engine.paused_since < PAUSED_TOO_LONG)
+            and (engine.paused_since is None or now - engine.paused_since < MAX_PAUSE_S)
             and self._policy.allows(engine.version)
         ]
 
     def models(self) -> list[str]:
+        """Names of the models that usable engines serve."""
         return list(dict.fromkeys(name for engine in self.usable() for name in engine.models))
 
-    async def acquire(self, favourite: str | None, avoid: set[str]) -> Engine:
-        """The engine for a call; waits for one, but not for ever."""
-        return self._choose(favourite, avoid) or await self._wait_for_one(favourite, avoid)
+    async def acquire(self, favourite: str | None, failed_urls: set[str]) -> Engine:
+        """The engine for a call; waits for a usable one, up to the configured time. `favourite` has the
+        warm cache; `failed_urls` have already failed this call."""
+        return self._choose(favourite, failed_urls) or await self._wait_for_one(
+            favourite, failed_urls
+        )
 
-    async def _wait_for_one(self, favourite: str | None, avoid: set[str]) -> Engine:
+    async def _wait_for_one(self, favourite: str | None, failed_urls: set[str]) -> Engine:
         try:
-            async with asyncio.timeout(self._wait):
-                while (engine := self._choose(favourite, avoid)) is None:
+            async with asyncio.timeout(self._wait_s):
+                while (engine := self._choose(favourite, failed_urls)) is None:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             raise Unavailable(
-                f"no engine could take the call within {self._wait:g} s; try again"
+                f"No engine became usable within {self._wait_s:g} s. Retry the request; GET /ready "
+                "says what the gateway is waiting for."
             ) from None
         return engine
 
-    def _choose(self, favourite: str | None, avoid: set[str]) -> Engine | None:
+    def _choose(self, favourite: str | None, failed_urls: set[str]) -> Engine | None:
         usable = self.usable()
-        # One that failed this call before is better than none: it may be well again.
-        candidates = [engine for engine in usable if engine.url not in avoid] or usable
+        # An engine that failed this call before is better than none: it may have recovered.
+        candidates = [engine for engine in usable if engine.url not in failed_urls] or usable
         if not candidates:
             return None
         idlest = min(candidates, key=lambda engine: engine.running)
-        known = self.all.get(favourite or "")
-        if known in candidates and known.running <= idlest.running + SLACK:
-            return known
+        preferred = self.all.get(favourite or "")
+        if preferred in candidates and preferred.running <= idlest.running + AFFINITY_SLACK:
+            return preferred
         return idlest
 
-    def failed(self, engine: Engine, error: Exception) -> None:
-        """A call failed on it. One that does not answer gets no more calls until it was looked at and
-        found well; one that says so may merely dislike the request."""
-        why = error.sentence if isinstance(error, EngineTrouble) else str(error)
-        log.warning("engine %s failed a call: %s", engine.name, why or type(error).__name__)
-        engine.healthy = engine.healthy and isinstance(error, EngineTrouble)
-        self._look_now.set()
+    def report_failure(self, engine: Engine, error: Exception) -> None:
+        """Records that a call failed. An engine that did not respond gets no calls until a poll
+        finds it healthy; one that responded with an error may only reject this request."""
+        reason = error.summary if isinstance(error, EngineError) else str(error)
+        log.warning("Engine %s failed a call: %s", engine.name, reason or type(error).__name__)
+        engine.healthy = engine.healthy and isinstance(error, EngineError)
+        self._poll_now.set()
 
-    async def watch(self) -> None:
-        """Looks at every engine, again and again."""
+    async def poll_forever(self) -> None:
+        """Polls every engine regularly, and at once after a failure or a new version."""
         while True:
-            self._look_now.clear()
-            await asyncio.gather(*(self._look(engine) for engine in self.all.values()))
+            self._poll_now.clear()
+            await asyncio.gather(*(self._poll(engine) for engine in self.all.values()))
             self._changed.set()
             try:
-                async with asyncio.timeout(LOOK_EVERY):
-                    await self._look_now.wait()
+                async with asyncio.timeout(POLL_EVERY_S):
+                    await self._poll_now.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(0.05)  # an engine that fails every call is not asked without rest
+            await asyncio.sleep(0.05)  # limits polling of an engine that fails every call
 
-    async def _look(self, engine: Engine) -> None:
+    async def _poll(self, engine: Engine) -> None:
         try:
-            await engine.look()
-        except TROUBLES as error:
+            await engine.poll()
+        except ENGINE_ERRORS as error:
             if engine.healthy:
-                log.warning("engine %s is not well: %s", engine.name, error)
+                log.warning(
+                    "Engine %s is unhealthy: %s", engine.name, error or type(error).__name__
+                )
             engine.healthy = False
         else:
             if not engine.healthy:
-                log.info("engine %s is well, weights %s", engine.name, engine.version)
+                log.info("Engine %s is healthy, weights %s", engine.name, engine.version)
             engine.healthy = True
 
 
-async def follow_file(engines: Engines, file: Path) -> None:
-    """Keeps the list as a file has it, one URL per line."""
-    known: list[str] | None = None
+async def follow_file(engines: EngineFleet, file: Path) -> None:
+    """Updates the list of engines from a file with one URL per line."""
+    current: list[str] | None = None
     while True:
         try:
             lines = (await asyncio.to_thread(file.read_text)).splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            log.warning("the list of engines stays as it is: %s: %s", file, error)
+            log.warning(
+                "Cannot read the engines file %s, keeping the current list: %s", file, error
+            )
         else:
             urls = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-            if urls != known:
+            if urls != current:
                 engines.set_urls(urls)
-                named = ", ".join(engine.name for engine in engines.all.values())
-                log.info("engines: %s", named or "none")
-                known = urls
-        await asyncio.sleep(LOOK_EVERY)
+                names = ", ".join(engine.name for engine in engines.all.values())
+                log.info("Engines: %s", names or "none")
+                current = urls
+        await asyncio.sleep(POLL_EVERY_S)
 
 
 @asynccontextmanager
-async def open_engines(settings: GatewaySettings, policy: Policy) -> AsyncIterator[Engines]:
-    limit = aiohttp.ClientTimeout(total=settings.engine_timeout_s, sock_connect=CONNECT_TIMEOUT)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
-    # Engines set no cookies; a jar would be looked through for every call.
+async def open_engines(settings: GatewaySettings, policy: Policy) -> AsyncIterator[EngineFleet]:
+    """The configured engines, polled until the end."""
+    timeout = aiohttp.ClientTimeout(total=settings.engine_timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+    # Engines set no cookies; a real jar would be searched for every call.
     jar = aiohttp.DummyCookieJar()
-    async with aiohttp.ClientSession(timeout=limit, connector=connector, cookie_jar=jar) as session:
-        engines = Engines(session, policy, settings.engine_wait_s)
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=connector, cookie_jar=jar
+    ) as session:
+        engines = EngineFleet(session, policy, settings.engine_wait_s)
         engines.set_urls(settings.engines)
-        tasks = [asyncio.create_task(engines.watch(), name="watch engines")]
+        tasks = [asyncio.create_task(engines.poll_forever(), name="poll engines")]
         if settings.engines_file is not None:
             follow = follow_file(engines, settings.engines_file)
             tasks.append(asyncio.create_task(follow, name="follow engines"))

@@ -1,4 +1,4 @@
-"""What the gateway knows of the run's weights, from the `policy` topic."""
+"""The versions of the run's weights, from the topic `policy`."""
 
 from collections.abc import Callable
 
@@ -8,13 +8,13 @@ from schemas import PolicyVersion, Record
 
 
 class Policy:
-    """Which versions exist, and which an engine may answer with."""
+    """Which versions exist, and which ones an engine may serve."""
 
     def __init__(self, run: str) -> None:
         self.run = run
         self.marks = PolicyMarks(run)
         self.live: Version | None = None
-        """The newest that every reachable engine had; of the newest incarnation only."""
+        """The newest version that every reachable engine has; of the newest incarnation only."""
         self.on_change: Callable[[], None] = lambda: None
 
     def apply(self, record: Record) -> None:
@@ -28,14 +28,16 @@ class Policy:
         self.on_change()
 
     def allows(self, version: Version | None) -> bool:
-        """An engine of an earlier incarnation, or behind the live version, has old weights."""
+        """Whether an engine with this version may serve calls: not with weights of an earlier
+        incarnation or older than the live version."""
         if not self.marks.incarnation:
-            return True  # no trainer has ever been there
+            return True  # no trainer has started in this run yet
         if version is None or version.incarnation != self.marks.incarnation:
             return False
         return self.live is None or version >= self.live
 
     def was_opened(self, version: int) -> bool:
+        """Whether the trainer has opened this version, so that Steps may claim it."""
         if self.marks.opened is None:
             return version == 0  # the weights that the engines started with
         return self.marks.is_opened(version)

@@ -1,8 +1,8 @@
-"""The routes of a vLLM server that the gateway uses, as types.
+"""The bodies of the vLLM routes that the gateway uses.
 
-`/inference/v1/generate` takes token ids and gives token ids, so nothing between the agent and the log
-is ever tokenised twice. It needs `--enable-scale-out`, and `--logprobs-mode processed_logprobs` for
-the values that the trainer compares with.
+`/inference/v1/generate` takes token ids and returns token ids, so an answer is never tokenized again on
+its way into the log. It needs `--enable-scale-out`, and `--logprobs-mode processed_logprobs` for the
+logprobs that the trainer needs.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from pool.core.versions import Version
 from schemas import Segment
 
 UNKNOWN_LOGPROB = -9999.0
-"""What vLLM writes for a token whose logprob it does not have."""
+"""vLLM's placeholder for a token without a logprob."""
 
 
 class Alternative(msgspec.Struct):
@@ -22,26 +22,26 @@ class Alternative(msgspec.Struct):
     logprob: float
 
 
-class Sampled(Alternative):
+class SampledToken(Alternative):
     top_logprobs: list[Alternative] = []
 
 
-class SampledOnly(msgspec.Struct):
-    """The same without the alternatives, which most clients do not want: decoding skips them."""
+class SampledTokenOnly(msgspec.Struct):
+    """The same without alternatives, which most clients do not ask for: decoding skips them."""
 
     token_id: int
     logprob: float
 
 
-class Logprobs(msgspec.Struct):
-    content: list[Sampled] | None = None
+class ChoiceLogprobs(msgspec.Struct):
+    content: list[SampledToken] | None = None
 
 
-class LogprobsOnly(msgspec.Struct):
-    content: list[SampledOnly] | None = None
+class ChoiceLogprobsOnly(msgspec.Struct):
+    content: list[SampledTokenOnly] | None = None
 
 
-class Span(msgspec.Struct):
+class VersionSpan(msgspec.Struct):
     """Tokens from `start` on were sampled by these weights."""
 
     version: str
@@ -50,22 +50,22 @@ class Span(msgspec.Struct):
 
 class Choice(msgspec.Struct):
     token_ids: list[int] | None = None
-    logprobs: LogprobsOnly | None = None
+    logprobs: ChoiceLogprobsOnly | None = None
     finish_reason: str | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[VersionSpan] | None = None
 
 
 class ChoiceWithAlternatives(msgspec.Struct):
     token_ids: list[int] | None = None
-    logprobs: Logprobs | None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[VersionSpan] | None = None
 
 
 AnyChoice = Choice | ChoiceWithAlternatives
 
 
-class ErrorBody(msgspec.Struct):
+class EngineErrorBody(msgspec.Struct):
     message: str = ""
     code: int | str | None = None
 
@@ -74,46 +74,46 @@ class Generated(msgspec.Struct):
     """An answer, or a chunk of a streamed one."""
 
     choices: list[Choice] = []
-    error: ErrorBody | None = None
+    error: EngineErrorBody | None = None
 
 
 class GeneratedWithAlternatives(msgspec.Struct):
     choices: list[ChoiceWithAlternatives] = []
-    error: ErrorBody | None = None
+    error: EngineErrorBody | None = None
 
 
 class PromptLogprob(msgspec.Struct):
     logprob: float
 
 
-class AskedPrompt(msgspec.Struct):
-    """An answer of which only the prompt's part is wanted."""
+class PromptLogprobsAnswer(msgspec.Struct):
+    """An answer of which only the prompt's logprobs are used."""
 
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
 
-class CalledFunction(msgspec.Struct, frozen=True):
+class ParsedFunction(msgspec.Struct, frozen=True):
     name: str | None = None
     arguments: str | None = None
 
 
-class Called(msgspec.Struct):
+class ParsedToolCall(msgspec.Struct):
     id: str | None = None
     index: int = 0
-    function: CalledFunction = CalledFunction()
+    function: ParsedFunction = ParsedFunction()
 
 
-class Parsed(msgspec.Struct, frozen=True):
-    """What the engine's parsers make of ids."""
+class ParsedMessage(msgspec.Struct, frozen=True):
+    """A message as the engine's parsers read it from ids."""
 
     content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[Called] = []
+    tool_calls: list[ParsedToolCall] = []
 
 
 class ParsedChoice(msgspec.Struct):
-    message: Parsed = Parsed()
-    delta: Parsed = Parsed()
+    message: ParsedMessage = ParsedMessage()
+    delta: ParsedMessage = ParsedMessage()
 
 
 class Derendered(msgspec.Struct):
@@ -147,7 +147,7 @@ class WeightInfo(msgspec.Struct):
 
 generated = msgspec.json.Decoder(Generated).decode
 generated_with_alternatives = msgspec.json.Decoder(GeneratedWithAlternatives).decode
-asked_prompt = msgspec.json.Decoder(AskedPrompt).decode
+prompt_logprobs_answer = msgspec.json.Decoder(PromptLogprobsAnswer).decode
 error_body = msgspec.json.Decoder(Generated).decode
 derendered = msgspec.json.Decoder(Derendered).decode
 derendered_chunk = msgspec.json.Decoder(DerenderedChunk).decode
@@ -156,16 +156,16 @@ model_list = msgspec.json.Decoder(ModelList).decode
 weight_info = msgspec.json.Decoder(WeightInfo).decode
 
 
-class Malformed(ValueError):
-    """An answer that cannot become a Step: the engine is at fault."""
+class MalformedAnswer(ValueError):
+    """An engine's answer that cannot become a Step."""
 
 
 class Sample(msgspec.Struct):
-    """What was sampled so far. Ids and logprobs have the same length after every chunk."""
+    """Everything sampled so far. Ids and logprobs have the same length after every chunk."""
 
     ids: list[int] = []
     logprobs: list[float] = []
-    alternatives: list[Sampled] = []
+    alternatives: list[SampledToken] = []
     finish_reason: str | None = None
     segments: list[Segment] = []
 
@@ -173,20 +173,23 @@ class Sample(msgspec.Struct):
         ids = choice.token_ids or []
         content = (choice.logprobs and choice.logprobs.content) or []
         if len(ids) != len(content):
-            raise Malformed(f"the engine sent {len(ids)} tokens with {len(content)} logprobs")
+            raise MalformedAnswer(
+                f"the engine returned {len(ids)} tokens with {len(content)} logprobs"
+            )
         self.ids += ids
         self.logprobs += [entry.logprob for entry in content]
         if isinstance(choice, ChoiceWithAlternatives):
             self.alternatives += (choice.logprobs and choice.logprobs.content) or []
         if choice.finish_reason is not None:
             self.finish_reason = choice.finish_reason
-            self.segments = segments(choice.weight_versions or ())
+            self.segments = version_segments(choice.weight_versions or ())
 
 
-def segments(spans: Iterable[Span]) -> list[Segment]:
-    """Version 0 of incarnation 0 stands for weights that no trainer of ours has sent."""
-    found = []
+def version_segments(spans: Iterable[VersionSpan]) -> list[Segment]:
+    """The weights that sampled each part of an answer. Version 0 of incarnation 0 stands for
+    weights that no steplog trainer has sent."""
+    segments = []
     for span in spans:
         incarnation, number = Version.parse(span.version) or Version(0, 0)
-        found.append(Segment(incarnation=incarnation, version=number, first_token=span.start))
-    return found or [Segment(incarnation=0, version=0, first_token=0)]
+        segments.append(Segment(incarnation=incarnation, version=number, first_token=span.start))
+    return segments or [Segment(incarnation=0, version=0, first_token=0)]

@@ -1,4 +1,4 @@
-"""The bodies of the trajectory routes."""
+"""The request bodies of the trajectory routes, and checks that several routes share."""
 
 import math
 from functools import partial
@@ -14,10 +14,10 @@ Body = TypeVar("Body")
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 GroupSize = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 Deadline = Annotated[float, msgspec.Meta(gt=0, le=5 * 24 * 3600)]
-MAX_METADATA = 1024 * 1024
+MAX_METADATA_BYTES = 1024 * 1024
 
 
-class Init(msgspec.Struct, kw_only=True):
+class InitBody(msgspec.Struct, kw_only=True):
     prompt_uid: Uid | None = None
     channel: Name | None = None
     metadata: dict[str, Any] | None = None
@@ -25,14 +25,14 @@ class Init(msgspec.Struct, kw_only=True):
     deadline_s: Deadline | None = None
 
 
-class Register(msgspec.Struct, kw_only=True):
+class RegisterBody(msgspec.Struct, kw_only=True):
     channel: Name | None = None
     metadata: dict[str, Any] | None = None
     group_size: GroupSize | None = None
     deadline_s: Deadline | None = None
 
 
-class Complete(msgspec.Struct, kw_only=True):
+class CompleteBody(msgspec.Struct, kw_only=True):
     reward: float | None = None
     channel: Name | None = None
     status: Literal["completed", "truncated", "failed", "cancelled"] = "completed"
@@ -40,8 +40,8 @@ class Complete(msgspec.Struct, kw_only=True):
     reason: Annotated[str, msgspec.Meta(max_length=2000)] | None = None
 
 
-class Rate(msgspec.Struct, kw_only=True):
-    """Feedback: a late reward, for the trajectory or for one of its Steps."""
+class FeedbackBody(msgspec.Struct, kw_only=True):
+    """A late reward, for the trajectory or for one of its Steps."""
 
     reward: float
     step_id: Uid | None = None
@@ -49,24 +49,27 @@ class Rate(msgspec.Struct, kw_only=True):
 
 
 def decode(body: bytes, kind: type[Body]) -> Body:
-    """An empty body is one without fields; JSON null as well."""
+    """Decodes a body. An empty one, or JSON null, is a body without fields."""
     if not body.strip() or body.strip() == b"null":
         body = b"{}"
-    found: Body = decoded(partial(msgspec.json.decode, type=kind), body)
-    return found
+    fields: Body = decoded(partial(msgspec.json.decode, type=kind), body)
+    return fields
 
 
 def metadata_text(metadata: dict[str, Any] | None) -> str | None:
-    """Metadata as it stands in records: JSON text."""
+    """Metadata as records store it: JSON text."""
     if metadata is None:
         return None
     text = msgspec.json.encode(metadata)
-    if len(text) > MAX_METADATA:
-        raise BadRequest(f"metadata takes more than {MAX_METADATA:,} bytes", param="metadata")
+    if len(text) > MAX_METADATA_BYTES:
+        raise BadRequest(
+            f"metadata has {len(text):,} bytes; the limit is {MAX_METADATA_BYTES:,}.",
+            param="metadata",
+        )
     return text.decode()
 
 
-def finite(reward: float | None) -> float | None:
+def check_reward(reward: float | None) -> float | None:
     if reward is not None and not math.isfinite(reward):
-        raise Unprocessable("reward must be a finite number or null", param="reward")
+        raise Unprocessable("reward must be a finite number or null.", param="reward")
     return reward

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, straight on ASGI: the hot path has no framework in between."""
+"""One HTTP request and its response, directly on ASGI: no framework is on the hot path."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -8,13 +8,14 @@ from gateway.errors import BadRequest, TooLarge
 
 Headers = Iterable[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
+
 EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 STREAM_HEADERS = [EVENTS, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-MAX_UID = 200
+MAX_UID_LENGTH = 200
 
 
 class Exchange:
-    """`status` is None until the answer has begun."""
+    """A request and its response. `status` is None until the response has begun."""
 
     def __init__(self, scope: Any, receive: Any, send: Any, max_body: int) -> None:
         self.scope = scope
@@ -23,20 +24,24 @@ class Exchange:
         self._send = send
         self._max_body = max_body
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
-        self._gone: asyncio.Task[None] | None = None
+        self._disconnect: asyncio.Task[None] | None = None
 
     def header(self, name: bytes) -> str | None:
         value = self._headers.get(name)
         return None if value is None else value.decode("latin-1")
 
     def uid(self, name: str) -> str:
-        """A part of the path that names a trajectory or a prompt."""
+        """The trajectory_uid or prompt_uid in the path."""
         value: str = self.scope["path_params"][name]
-        if len(value) > MAX_UID or not value.isprintable():
-            raise BadRequest(f"{name} must be at most {MAX_UID} printable characters", param=name)
+        if len(value) > MAX_UID_LENGTH or not value.isprintable():
+            raise BadRequest(
+                f"{name} in the URL must be at most {MAX_UID_LENGTH} printable characters.",
+                param=name,
+            )
         return value
 
     async def body(self) -> bytes:
+        """Reads the whole body; refuses one that is too large."""
         declared = self.header(b"content-length")
         if declared is not None and declared.isdecimal() and int(declared) > self._max_body:
             raise self._too_large()
@@ -50,34 +55,35 @@ class Exchange:
                 length += len(pieces[-1])
             body = b"".join(pieces)
         if message["type"] == "http.disconnect":
-            raise ConnectionResetError("the client went away while it sent its request")
+            raise ConnectionResetError("the client disconnected while sending its request")
         if len(body) > self._max_body:
             raise self._too_large()
         return body
 
     def _too_large(self) -> TooLarge:
-        return TooLarge(f"the request body is larger than {self._max_body:,} bytes")
+        return TooLarge(f"The request body exceeds the limit of {self._max_body:,} bytes.")
 
-    def watch(self) -> "asyncio.Task[None]":
-        """Done when the client is gone. Only after the body was read, and until the answer ends."""
-        if self._gone is None:
-            self._gone = asyncio.create_task(self._until_gone())
-        return self._gone
+    def watch_disconnect(self) -> "asyncio.Task[None]":
+        """A task that is done when the client has disconnected. Only after the body was read, and until
+        the response ends."""
+        if self._disconnect is None:
+            self._disconnect = asyncio.create_task(self._until_disconnect())
+        return self._disconnect
 
     def is_gone(self) -> Callable[[], bool]:
-        """Tells whether the client is gone, at any time until `deliver` has answered."""
-        return self.watch().done
+        """A function that tells whether the client has disconnected, until `deliver` has responded."""
+        return self.watch_disconnect().done
 
-    async def _until_gone(self) -> None:
+    async def _until_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     def stop_watching(self) -> bool:
-        """Whether the client is still there."""
-        here = self._gone is None or not self._gone.done()
-        if self._gone is not None:
-            self._gone.cancel()
-        return here
+        """Stops watching for a disconnect; returns whether the client is still connected."""
+        is_connected = self._disconnect is None or not self._disconnect.done()
+        if self._disconnect is not None:
+            self._disconnect.cancel()
+        return is_connected
 
     async def reply(self, status: int, body: bytes, headers: Headers = (JSON,)) -> None:
         length = (b"content-length", str(len(body)).encode())
@@ -85,17 +91,18 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def deliver(self, status: int, body: bytes, headers: Headers = (JSON,)) -> bool:
-        """As `reply`; says whether the client was there until all was on its way. `is_gone` must have
-        been asked for before whatever was waited for."""
+        """Like `reply`, but returns whether the client was connected until the response was sent. Call
+        `is_gone` before waiting for anything, so that a disconnect meanwhile is noticed."""
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*headers, length])
         await self.write(body)
         await self.write(b"")  # returns when the connection has taken nearly all of it
-        here = self.stop_watching()
+        is_connected = self.stop_watching()
         await self.end()
-        return here
+        return is_connected
 
     async def begin_events(self) -> None:
+        """Begins a stream of server-sent events."""
         await self._start(200, STREAM_HEADERS)
 
     async def write(self, events: bytes) -> None:
@@ -105,7 +112,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def pass_on(self, message: Any) -> None:
-        """What another app sends as the answer."""
+        """Forwards an ASGI message of another app as the response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
         await self._send(message)

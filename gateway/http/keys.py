@@ -1,8 +1,9 @@
-"""Who may call: API keys of tenants, and base URLs that are signed for one trajectory.
+"""Authentication: API keys of tenants, and base URLs that are signed for one trajectory.
 
-An agent is given a URL, not a key: its trajectory's part of the path carries the tenant, an expiry
-and a signature, so it can write to that trajectory and to no other. The prompt's part stays free,
-since clients put their own prompt there. Keys are kept as hashes and compared in constant time.
+An agent gets a URL, not a key: the trajectory's segment of the path carries the tenant, an expiry time
+and a signature, so the agent can write to that trajectory and to no other. The prompt's segment is not
+signed, because clients put their own prompt_uid there. Keys are kept as hashes and compared in constant
+time.
 """
 
 import base64
@@ -21,12 +22,12 @@ from gateway.http.exchange import Exchange
 from servicekit.errors import Fatal
 
 SEPARATOR = "~"
-"""Between a trajectory's uid and its signature; never in a uid that we mint."""
-SHORTEST_KEY = 16
+"""Separates a trajectory's uid from its signature; never part of a uid that the gateway generates."""
+MIN_KEY_LENGTH = 16
 TENANT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
-NOBODY = ""
-"""The tenant of everybody, where no keys are configured."""
+NO_TENANT = ""
+"""Everybody's tenant if no keys are configured."""
 
 
 class UnusableKeys(Fatal):
@@ -34,7 +35,7 @@ class UnusableKeys(Fatal):
 
 
 class Keys:
-    """`hashes` are pairs of a tenant and the SHA-256 of one of its keys."""
+    """The configured API keys. `hashes` are pairs of a tenant and the SHA-256 of one of its keys."""
 
     def __init__(
         self, hashes: Iterable[tuple[str, bytes]] = (), secret: bytes | None = None
@@ -48,47 +49,51 @@ class Keys:
         return bool(self._hashes)
 
     def tenant(self, key: str | None) -> str:
-        """Whose key it is."""
+        """The tenant that a key belongs to; refuses an unknown key."""
         if not self._hashes:
-            return NOBODY
-        given = hashlib.sha256((key or "").encode()).digest()
+            return NO_TENANT
+        key_hash = hashlib.sha256((key or "").encode()).digest()
         owner = None
-        for tenant, digest in self._hashes:  # all of them, so that the time tells nothing
-            if hmac.compare_digest(given, digest):
+        for tenant, digest in self._hashes:  # no early exit: the time must not depend on the key
+            if hmac.compare_digest(key_hash, digest):
                 owner = tenant
         if owner is None:
             raise Unauthorized(
-                "this needs an API key: send it as `Authorization: Bearer KEY` or `x-api-key`, or in "
-                "the URL, as http://any:KEY@HOST",
+                "Missing or unknown API key. Send a configured key as `Authorization: Bearer KEY`, as "
+                "`x-api-key: KEY`, or in the URL as http://any:KEY@HOST.",
                 code="invalid_api_key",
             )
         return owner
 
     def sign(self, uid: str, tenant: str, expires: int) -> str:
-        """The trajectory's part of a base URL."""
+        """The trajectory's segment of a base URL."""
         if not self._hashes:
             return uid
         claim = f"{tenant}.{expires}"
         return f"{uid}{SEPARATOR}{claim}.{self._signature(uid, claim)}"
 
-    def open(self, segment: str) -> "Signed":
-        """The trajectory that a path names, and whose it is."""
+    def verify(self, segment: str) -> "SignedSegment":
+        """The trajectory and tenant of a path's segment; refuses an unsigned, forged or expired one."""
         if not self._hashes:
-            return Signed(segment, NOBODY)
+            return SignedSegment(segment, NO_TENANT)
         uid, _, token = segment.partition(SEPARATOR)
         claim, _, signature = token.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._signature(uid, claim).encode()):
             raise Unauthorized(
-                "this base URL is not signed: get one from POST /init_trajectory with your key",
+                "This base URL has no valid signature. Get a signed one from POST /init_trajectory "
+                "with your API key.",
                 code="unsigned_base_url",
             )
         tenant, _, expires = claim.rpartition(".")
         if int(expires) < time.time():
-            raise NotFound("this base URL has expired", code="expired_base_url")
-        return Signed(uid, tenant)
+            raise NotFound(
+                "This base URL has expired. Get a new one from POST /init_trajectory.",
+                code="expired_base_url",
+            )
+        return SignedSegment(uid, tenant)
 
     def uid_of(self, segment: str) -> str:
-        """For the log: what follows a uid is as good as a key."""
+        """The uid without its signature, for logs: the signature is a secret."""
         return segment.partition(SEPARATOR)[0] if self._hashes else segment
 
     def _signature(self, uid: str, claim: str) -> str:
@@ -97,14 +102,14 @@ class Keys:
 
 
 def api_key(exchange: Exchange) -> str | None:
-    """As OpenAI's clients send it, or Anthropic's, or as any client does whose URL has a login: some
-    take nothing but a URL."""
-    kind, _, given = (exchange.header(b"authorization") or "").partition(" ")
+    """The API key of a request, as OpenAI's or Anthropic's clients send it, or as the password of a URL
+    with a login: some clients only take a URL."""
+    kind, _, credentials = (exchange.header(b"authorization") or "").partition(" ")
     match kind.lower():
         case "bearer":
-            return given.strip()
+            return credentials.strip()
         case "basic":
-            return _password(given)
+            return _password(credentials)
     return exchange.header(b"x-api-key")
 
 
@@ -115,22 +120,27 @@ def _password(login: str) -> str | None:
         return None
 
 
-class Signed(NamedTuple):
+class SignedSegment(NamedTuple):
+    """What a trajectory's segment of a path says."""
+
     uid: str
     tenant: str
 
 
-def load_keys(given: SecretStr | None, file: Path | None, secret: SecretStr | None) -> Keys:
-    pairs = given.get_secret_value().split(",") if given else []
+def load_keys(inline: SecretStr | None, file: Path | None, secret: SecretStr | None) -> Keys:
+    """The keys of the settings `keys` and `keys_file`; `secret` signs base URLs."""
+    pairs = inline.get_secret_value().split(",") if inline else []
     lines = [pair for pair in pairs if pair.strip()]
     if file is not None:
         try:
             lines += file.read_text().splitlines()
         except OSError as error:
-            raise UnusableKeys(f"the keys in {file} cannot be read: {error.strerror}") from error
+            raise UnusableKeys(f"Cannot read the keys file {file}: {error.strerror}") from error
     hashes = [_pair(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
-    if (given is not None or file is not None) and not hashes:
-        raise UnusableKeys("no API key is configured; a line is TENANT:KEY or TENANT:sha256:HEX")
+    if (inline is not None or file is not None) and not hashes:
+        raise UnusableKeys(
+            "The configured keys are empty. Add at least one, as TENANT:KEY or TENANT:sha256:HEX."
+        )
     return Keys(hashes, secret.get_secret_value().encode() if secret else None)
 
 
@@ -138,17 +148,17 @@ def _pair(line: str) -> tuple[str, bytes]:
     tenant, _, key = line.partition(":")
     if not TENANT.fullmatch(tenant):
         raise UnusableKeys(
-            "a line of keys must be TENANT:KEY or TENANT:sha256:HEX, with a TENANT of letters, "
-            "digits, - and _"
+            "An API key must be configured as TENANT:KEY or TENANT:sha256:HEX, where TENANT is 1 to 64 "
+            "letters, digits, - or _."
         )
     kind, _, digest = key.partition(":")
     if kind == "sha256":
         if not SHA256.fullmatch(digest):
-            raise UnusableKeys(f"the hash of {tenant}'s key must be 64 hexadecimal digits")
+            raise UnusableKeys(f"The hash of tenant {tenant}'s key must be 64 hexadecimal digits.")
         return tenant, bytes.fromhex(digest)
-    if len(key) < SHORTEST_KEY:
+    if len(key) < MIN_KEY_LENGTH:
         raise UnusableKeys(
-            f"the key of {tenant} is shorter than {SHORTEST_KEY} characters; "
-            "make one with `steplog key`"
+            f"Tenant {tenant}'s key is shorter than {MIN_KEY_LENGTH} characters. "
+            "Generate one with `steplog key`."
         )
     return tenant, hashlib.sha256(key.encode()).digest()

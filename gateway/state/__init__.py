@@ -1,1 +1,1 @@
-"""What the gateway remembers of trajectories, and how the log gives it back."""
+"""Trajectories in memory: opening, closing, admission, and how they are read back from the log."""

@@ -1,11 +1,11 @@
-"""Whether a new group may begin.
+"""Admission: whether a new group may begin.
 
-What is generated too early is stale before it can be trained, and throwing it away hits long rollouts
-hardest. So a new group waits while the groups that run, and those that ended usable and undecided,
-number (eta + 1) * B. A trajectory of a group that was admitted is never refused.
+Rollouts that are generated too early are stale before they can be trained, and dropping them is biased
+against long ones. So a new group is refused while the running groups plus the ended, usable and
+undecided ones number (eta + 1) * B. A trajectory of an admitted group is never refused.
 
-The count is a fold of `trajectories` and `ledger`: every gateway has the same one, and a restart
-gives it back. Groups that were admitted here a moment ago are counted before the log says so.
+The count is a fold of the topics `trajectories` and `ledger`: every gateway process has the same count,
+and a restart rebuilds it. Groups that this process has just admitted count before the log has them.
 """
 
 from collections.abc import Iterable
@@ -18,8 +18,8 @@ UNUSABLE = ("failed", "cancelled", "expired")
 
 
 class Admission:
-    """`limit` is (eta + 1) * B; None admits everything. Only the trainer of `run` is waited for: others
-    may read the same groups, at their own pace."""
+    """Counts the groups in flight. `limit` is (eta + 1) * B; None admits everything. Only decisions
+    of `run`'s trainer count: other runs may read the same groups at their own pace."""
 
     def __init__(self, run: str, limit: int | None, group_size: int, share: float) -> None:
         self._run = run
@@ -32,25 +32,30 @@ class Admission:
         self._expected: dict[str, str] = {}
 
     @property
-    def groups(self) -> int:
-        """Groups that run or wait for a decision."""
+    def groups_in_flight(self) -> int:
+        """Groups that are running or waiting for a decision."""
         return len(self._counted.union(self._expected.values()))
+
+    @property
+    def limit(self) -> int | None:
+        return self._limit
 
     def admits(self, prompt_uid: str) -> bool:
         if self._limit is None or prompt_uid in self._groups:
             return True
-        return prompt_uid in self._expected.values() or self.groups < self._limit
+        return prompt_uid in self._expected.values() or self.groups_in_flight < self._limit
 
     def expect(self, uid: str, prompt_uid: str) -> None:
-        """Its registration is on the way to the log."""
+        """Counts a trajectory whose registration is being written."""
         if self._limit is not None:
             self._expected[uid] = prompt_uid
 
     def forget(self, uid: str) -> None:
-        """Its registration did not get there."""
+        """Stops counting a trajectory whose registration could not be written."""
         self._expected.pop(uid, None)
 
     def apply(self, record: Record) -> None:
+        """Folds a record of `trajectories` or `ledger` into the count."""
         if self._limit is None:
             return
         if isinstance(record, Registration) and record.run == self._run:
@@ -61,28 +66,29 @@ class Admission:
     def _register(self, record: Registration) -> None:
         uid = record.trajectory_uid
         self.forget(uid)
-        before = self._prompts.get(uid)
-        if before not in (None, record.prompt_uid):
-            self._leave(uid)  # its client chose another prompt before the first call
-        if record.channel != TRAIN or (before is None and record.status is not None):
-            self._leave(uid)  # or it was decided before, and its closing comes late
+        earlier_prompt = self._prompts.get(uid)
+        if earlier_prompt not in (None, record.prompt_uid):
+            self._remove(uid)  # its client chose another prompt before the first call
+        is_late_close = earlier_prompt is None and record.status is not None
+        if record.channel != TRAIN or is_late_close:  # late: its group was decided before
+            self._remove(uid)
             return
         self._prompts[uid] = record.prompt_uid
         self._groups.setdefault(record.prompt_uid, {})[uid] = record
-        self._count(record.prompt_uid)
+        self._recount(record.prompt_uid)
 
     def _decide(self, decision: Decision) -> None:
         for group in decision.groups:
             ended = self._groups.get(group.prompt_uid, {}).values()
-            self._leave_all([r.trajectory_uid for r in ended if r.status is not None])
-            self._leave_all(member.trajectory_uid for member in group.members)
-        self._leave_all(member.trajectory_uid for member in decision.others)
+            self._remove_all([r.trajectory_uid for r in ended if r.status is not None])
+            self._remove_all(member.trajectory_uid for member in group.members)
+        self._remove_all(member.trajectory_uid for member in decision.others)
 
-    def _leave_all(self, uids: Iterable[str]) -> None:
+    def _remove_all(self, uids: Iterable[str]) -> None:
         for uid in uids:
-            self._leave(uid)
+            self._remove(uid)
 
-    def _leave(self, uid: str) -> None:
+    def _remove(self, uid: str) -> None:
         prompt_uid = self._prompts.pop(uid, None)
         if prompt_uid is None:
             return
@@ -90,16 +96,16 @@ class Admission:
         del members[uid]
         if not members:
             del self._groups[prompt_uid]
-        self._count(prompt_uid)
+        self._recount(prompt_uid)
 
-    def _count(self, prompt_uid: str) -> None:
-        if self._matters(self._groups.get(prompt_uid, {})):
+    def _recount(self, prompt_uid: str) -> None:
+        if self._is_in_flight(self._groups.get(prompt_uid, {})):
             self._counted.add(prompt_uid)
         else:
             self._counted.discard(prompt_uid)
 
-    def _matters(self, members: dict[str, Registration]) -> bool:
-        """It runs, or it ended with enough members to be trained."""
+    def _is_in_flight(self, members: dict[str, Registration]) -> bool:
+        """Whether the group is running, or ended with enough usable members to be trained."""
         if not members:
             return False
         size = max(r.group_size or self._group_size for r in members.values())

@@ -1,7 +1,7 @@
-"""The gateway's hand on the log: writes that are durable when they return, and what it reads back.
+"""The gateway's access to the log: durable writes, and reading trajectories back.
 
-When the broker stops acknowledging, `check` refuses new calls at once: to generate what cannot be
-recorded would be a waste, and an answer that is not in the log is never given.
+While the broker does not acknowledge records, `check` refuses new calls at once: generating what cannot
+be recorded would be a waste, and an answer that is not in the log is never delivered.
 """
 
 import asyncio
@@ -30,21 +30,21 @@ from servicekit.errors import BrokerUnavailable, Fatal, RecordTooLarge
 
 StepsRecord = Step | TrajectoryEnd | Feedback | StepNote
 
-STALLED_AFTER = 3.0
-"""Seconds that a record waits for its acknowledgement until no new call is begun."""
-SILENT_AFTER = 5.0
-"""Seconds without any answer of the broker after which no new call is begun: an idle gateway, too,
-must know that it could not record."""
-SAMPLE_EVERY = 1.0
+STALLED_AFTER_S = 3.0
+"""Age of the oldest unacknowledged record at which new calls are refused."""
+SILENT_AFTER_S = 5.0
+"""Time without any response of the broker after which new calls are refused, so that an idle gateway,
+too, notices that it could not record."""
+SAMPLE_EVERY_S = 1.0
 LINGER_MS = 1
-"""A client waits for each record, so none waits long for others; but a request to the broker for each
-took 70 microseconds of CPU."""
-READ_LIMIT = 10.0
-"""Seconds without a record after which reading is given up."""
+"""Short, because a client waits for each record; not 0, because a produce request for every single
+record took 70 microseconds of CPU."""
+READ_TIMEOUT_S = 10.0
+"""Seconds without a record after which a read fails."""
 
 
-class Log:
-    """Made by `open_log`."""
+class StepsLog:
+    """Writes to `steps` and `trajectories`; reads `steps`. Opened by `open_log`."""
 
     def __init__(self, producer: Producer, reader: TopicReader, codec: Codec) -> None:
         self._producer = producer
@@ -52,23 +52,25 @@ class Log:
         self._codec = codec
         self._ends: dict[int, int] = {}
         self._pending: dict[int, float] = {}
-        self._count = 0
+        self._tickets = 0
         self._loop = asyncio.get_running_loop()
-        self._answered = self._loop.time()
-        self._broken = asyncio.Event()
+        self._last_response = self._loop.time()
+        self._failed = asyncio.Event()
 
     def check(self) -> None:
         """Refuses a call whose Step could not be written now."""
-        if self.stalled():
-            raise Unavailable("Kafka does not acknowledge records at the moment; try again")
+        if self.is_stalled():
+            raise Unavailable(
+                "Kafka is not acknowledging records at the moment. Retry the request."
+            )
 
-    def stalled(self) -> bool:
+    def is_stalled(self) -> bool:
         now = self._loop.time()
         oldest = next(iter(self._pending.values()), now)
-        return now - oldest > STALLED_AFTER or now - self._answered > SILENT_AFTER
+        return now - oldest > STALLED_AFTER_S or now - self._last_response > SILENT_AFTER_S
 
     async def write(self, record: StepsRecord) -> Position:
-        """Appends to `steps`; the record's place, once it is durable."""
+        """Appends to `steps`; returns the record's position once Kafka has acknowledged it."""
         write = self._write_traced if tracing.is_enabled() else self._write
         position = await write(record)
         ends = self._ends
@@ -98,69 +100,77 @@ class Log:
         return position
 
     async def register(self, registration: Registration) -> Position:
-        """Appends to `trajectories`."""
+        """Appends to `trajectories`; returns once Kafka has acknowledged it."""
         return await self._send(TRAJECTORIES, registration.trajectory_uid, registration)
 
     async def _send(
         self, topic: str, key: str, record: StepsRecord | Registration, headers: Headers = ()
     ) -> Position:
-        self._count = ticket = self._count + 1
+        self._tickets = ticket = self._tickets + 1
         self._pending[ticket] = began = self._loop.time()
         try:
             position = await self._producer.send(topic, key, record, headers)
         except BrokerUnavailable as error:
             metrics.publish_failures.labels("unavailable").inc()
-            raise Unavailable(f"the record is not in the log: {error}") from error
+            raise Unavailable(
+                f"The record was not acknowledged by Kafka: {error}. Retry the request."
+            ) from error
         except Fatal:
             metrics.publish_failures.labels("fatal").inc()
-            self._broken.set()
+            self._failed.set()
             raise
         except RecordTooLarge as error:
             metrics.publish_failures.labels("too_large").inc()
-            raise TooLarge(f"the record is not in the log: {error}") from error
+            raise TooLarge(f"The record is too large for Kafka: {error}") from error
         finally:
             del self._pending[ticket]
-        self._answered = self._loop.time()
-        metrics.publish_ack_seconds.observe(self._answered - began)
+        self._last_response = self._loop.time()
+        metrics.publish_ack_seconds.observe(self._last_response - began)
         return position
 
-    async def ended(self) -> None:
-        """Raises when the producer cannot go on: the process must stop, and be started again."""
-        await self._broken.wait()
-        raise Fatal("the Kafka producer cannot go on; see the log above")
+    async def wait_for_failure(self) -> None:
+        """Waits until the producer fails for good, then raises: the process must be restarted."""
+        await self._failed.wait()
+        raise Fatal(
+            "The Kafka producer failed permanently. Restart the gateway; the cause is logged above."
+        )
 
     def end_before(self, prompt_uid: str) -> Position:
-        """A place in `steps` that no record of this prompt lies behind, unless it is there already.
-        It may be a second old, which costs a recovery a few records and saves a request here."""
+        """A position in `steps` before all future records of this prompt. It may be up to a second
+        old: that costs a recovery a few more records and saves a request to the broker here."""
         partition = self._reader.partition_of(prompt_uid)
         return Position(partition=partition, offset=self._ends[partition])
 
     async def sample_ends(self) -> None:
+        """Updates the end offsets of `steps`."""
         for partition, end in (await self._reader.ends(self._reader.partitions)).items():
             self._ends[partition] = max(self._ends.get(partition, 0), end)
-        self._answered = self._loop.time()
+        self._last_response = self._loop.time()
 
-    async def sample_for_ever(self) -> None:
+    async def sample_forever(self) -> None:
         while True:
-            await asyncio.sleep(SAMPLE_EVERY)
-            # Without a broker, the older sample is still right.
+            await asyncio.sleep(SAMPLE_EVERY_S)
+            # Without a broker, the older sample is still correct.
             with suppress(BrokerUnavailable):
                 await self.sample_ends()
 
     async def records_of(self, starts: Mapping[str, Position]) -> dict[str, list[StepsRecord]]:
-        """What `steps` holds of these trajectories, each from its place on. All of them lie in one
-        partition, so that one pass serves many."""
-        found: dict[str, list[StepsRecord]] = {uid: [] for uid in starts}
+        """The records of these trajectories in `steps`, each from its start position. All of them
+        lie in one partition, so that one pass serves many."""
+        records: dict[str, list[StepsRecord]] = {uid: [] for uid in starts}
         partition = next(iter(starts.values())).partition
         try:
-            async with asyncio.timeout(READ_LIMIT) as limit:
+            async with asyncio.timeout(READ_TIMEOUT_S) as timeout:
                 async for record in self._records(partition, min(starts.values()).offset):
-                    limit.reschedule(self._loop.time() + READ_LIMIT)
-                    if record.trajectory_uid in found:
-                        found[record.trajectory_uid].append(record)
+                    timeout.reschedule(self._loop.time() + READ_TIMEOUT_S)
+                    if record.trajectory_uid in records:
+                        records[record.trajectory_uid].append(record)
         except TimeoutError:
-            raise Unavailable("Kafka does not answer at the moment; try again") from None
-        return found
+            raise Unavailable(
+                f"Kafka sent no records for {READ_TIMEOUT_S:g} s while the trajectory was read back. "
+                "Retry the request."
+            ) from None
+        return records
 
     async def _records(self, partition: int, start: int) -> AsyncIterator[StepsRecord]:
         bounds = (await self._reader.bounds([partition]))[partition]
@@ -169,18 +179,18 @@ class Log:
             try:
                 record = self._codec.decode(message.value)
             except SchemaError:
-                continue  # not ours; the readers of the topic see to it
+                continue  # the topic's consumers dead-letter it
             if isinstance(record, StepsRecord):
                 yield record
 
 
 @asynccontextmanager
-async def open_log(connection: Connection, codec: Codec) -> AsyncIterator[Log]:
-    """Run its `sample_for_ever` as a task."""
+async def open_log(connection: Connection, codec: Codec) -> AsyncIterator[StepsLog]:
+    """Run its `sample_forever` as a task."""
     async with (
         open_topic(connection, STEPS) as reader,
         Producer(connection, codec, linger_ms=LINGER_MS) as producer,
     ):
-        log = Log(producer, reader, codec)
+        log = StepsLog(producer, reader, codec)
         await log.sample_ends()
         yield log

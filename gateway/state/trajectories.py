@@ -1,119 +1,110 @@
-"""All trajectories: who they are, where their Steps begin, and how they open and close.
+"""All trajectories: looking them up, opening, registering and closing them.
 
-`trajectories` in the log says which exist; this process follows it, so that a call finds its
-trajectory whichever process opened it. A trajectory that is not known is registered; when all that
-lies before that registration has been seen, it was new indeed, or another process had it first and
-its Steps are read. What was evicted, or lost with a process, comes back from `steps`.
+The topic `trajectories` says which trajectories exist. This process follows it, so that a call finds
+its trajectory whichever process opened it. An unknown trajectory is registered. Once every record
+before that registration has been read, either the trajectory was new, or another process registered it
+first; then that process's Steps are read. A trajectory that was evicted from memory, or lost with a
+process, is read back from `steps`.
 """
 
 import asyncio
-import hashlib
 import logging
 import time
-import uuid
-from collections import Counter, OrderedDict
 from collections.abc import Awaitable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from gateway import metrics
 from gateway.errors import BadRequest, Conflict, NotFound, TooMany, Unavailable
 from gateway.state.admission import TRAIN, Admission
-from gateway.state.log import Log
+from gateway.state.completion import Completion, check_repeats, trajectory_end
+from gateway.state.index import ClosedTrajectory, TrajectoryIndex
+from gateway.state.log import StepsLog
 from gateway.state.recovery import Recovery
-from gateway.state.trajectory import Trajectory
+from gateway.state.trajectory import OpenTrajectory
 from pool.readers.follower import Follower
-from schemas import Position, Record, Registration, TrajectoryEnd
-from schemas.records import Status
+from schemas import Record, Registration, TrajectoryEnd
 
 log = logging.getLogger(__name__)
 
-IDLE = 600.0
+IDLE_S = 600.0
 """Seconds without a call after which a trajectory leaves memory; its next call reads it back."""
-REMEMBERED_CLOSED = 500_000
-"""Closed trajectories that are known as such."""
-TIDY_EVERY = 30.0
-FOLLOW_LIMIT = 10.0
-"""Seconds for what was written to `trajectories` to be read."""
-FORGET_AFTER = 24 * 3600
-"""Seconds after its deadline at which an abandoned trajectory is forgotten here."""
-ENDS = uuid.UUID("6a1d0c1e-9a0e-4f3c-8f57-2a8a3a1f9d10")
-"""Name space of the ids of TrajectoryEnds: an equal one that is written again is folded."""
+EVICT_EVERY_S = 30.0
+FOLLOW_TIMEOUT_S = 10.0
+"""Seconds to wait until a record written to `trajectories` has been read back."""
+
+
+class TrajectoryRules(msgspec.Struct, frozen=True):
+    """Defaults and limits for every trajectory that this process opens."""
+
+    run: str
+    gateway: str
+    """The name of this process."""
+    group_size: int
+    deadline_s: float
+    max_open_trajectories: int
 
 
 class Trajectories:
-    """`follower` is set once the topic is being followed."""
+    """The trajectories of all agents. `follower` is set once the topic is being followed."""
 
-    def __init__(self, log: Log, recovery: Recovery, admission: Admission, rules: "Rules") -> None:
+    def __init__(
+        self, log: StepsLog, recovery: Recovery, admission: Admission, rules: TrajectoryRules
+    ) -> None:
         self._log = log
         self._recovery = recovery
         self._admission = admission
         self._rules = rules
-        self._held: dict[str, Trajectory] = {}
-        self._entering: dict[str, asyncio.Task[Trajectory]] = {}
-        self._known: dict[str, Registration] = {}
-        self._open_of: Counter[str] = Counter()
-        self._closed: OrderedDict[bytes, Closed] = OrderedDict()
+        self._index = TrajectoryIndex()
+        self._in_memory: dict[str, OpenTrajectory] = {}
+        self._recovering: dict[str, asyncio.Task[OpenTrajectory]] = {}
         self.follower: Follower | None = None
-        metrics.admitted_groups.set_function(lambda: admission.groups)
-
-    # What the log says
+        metrics.admitted_groups.set_function(lambda: admission.groups_in_flight)
 
     def apply(self, record: Record) -> None:
-        """Folds a record of `trajectories` that another process wrote, or an earlier life of this."""
+        """Folds a record of `trajectories` written by another process, or before a restart."""
         self._admission.apply(record)
-        if isinstance(record, Registration):
-            self._hear(record)
-
-    def _hear(self, record: Registration) -> None:
-        known = self._known.get(record.trajectory_uid)
-        merged = record if known is None else _merge(known, record)
-        self._note(merged)
-        held = self._held.get(record.trajectory_uid)
-        if held is not None and held.registered:
-            held.registration = merged
-            held.registered = merged.begins == record.begins  # else the log must be told
-
-    def _note(self, record: Registration) -> None:
-        uid, tenant = record.trajectory_uid, record.tenant
-        known = self._known.pop(uid, None)
-        if known is not None:
-            self._open_of[known.tenant] -= 1
-        if record.status is None:
-            self._known[uid] = record
-            self._open_of[tenant] += 1
+        if not isinstance(record, Registration):
             return
-        self._closed[_digest(uid)] = Closed(record.begins, tenant)
-        while len(self._closed) > REMEMBERED_CLOSED:
-            self._closed.popitem(last=False)
+        merged = self._index.merge(record)
+        trajectory = self._in_memory.get(record.trajectory_uid)
+        if trajectory is not None and trajectory.registered:
+            trajectory.registration = merged
+            # A merge that moved the beginning must be written to the log.
+            trajectory.registered = merged.begins == record.begins
 
-    # Opening
+    # Looking up and opening
 
     async def for_call(
         self, uid: str, prompt_uid: str, tenant: str, channel: str | None = None
-    ) -> Trajectory:
+    ) -> OpenTrajectory:
         """The trajectory of a call; opens an unknown one, in this channel. Refuses a closed one."""
-        trajectory = await self._enter(uid, prompt_uid, tenant, channel)
+        trajectory = await self._get_or_open(uid, prompt_uid, tenant, channel)
         if trajectory.is_closed or trajectory.closing.locked():
-            raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
+            raise _completed(uid)
         if trajectory.registration.prompt_uid != prompt_uid:
             self._change_prompt(trajectory, prompt_uid, channel)
         return trajectory
 
-    async def existing(self, uid: str, prompt_uid: str, tenant: str) -> Trajectory:
-        """A trajectory that must be there, open or closed."""
-        if uid not in self._held and await self._registration(uid) is None:
-            closed = self._closed.get(_digest(uid))
+    async def existing(self, uid: str, prompt_uid: str, tenant: str) -> OpenTrajectory:
+        """A trajectory that must exist, open or closed."""
+        if uid not in self._in_memory and await self._registration(uid) is None:
+            closed = self._index.closed(uid)
             if closed is None or closed.tenant != tenant:
-                raise NotFound(f"there is no trajectory {uid}")
+                raise _not_found(uid)
             await self._recover_closed(self._closed_registration(uid, prompt_uid, closed))
-        trajectory = await self._enter(uid, prompt_uid, tenant)
+        trajectory = await self._get_or_open(uid, prompt_uid, tenant)
         if trajectory.registration.prompt_uid != prompt_uid:
-            raise NotFound(f"there is no trajectory {uid} of prompt {prompt_uid}")
+            raise NotFound(
+                f"Trajectory {uid} does not belong to prompt {prompt_uid}. Use the base URL with "
+                "which the trajectory was started."
+            )
         return trajectory
 
-    def _closed_registration(self, uid: str, prompt_uid: str, closed: "Closed") -> Registration:
+    def _closed_registration(
+        self, uid: str, prompt_uid: str, closed: ClosedTrajectory
+    ) -> Registration:
         return Registration(
             trajectory_uid=uid,
             prompt_uid=prompt_uid,
@@ -123,65 +114,69 @@ class Trajectories:
             status="completed",
         )
 
-    async def _enter(
+    async def _get_or_open(
         self, uid: str, prompt_uid: str, tenant: str, channel: str | None = None
-    ) -> Trajectory:
-        trajectory = self._held.get(uid)
-        if trajectory is None and uid in self._known:
-            trajectory = await self._recover_once(self._known[uid])
+    ) -> OpenTrajectory:
+        trajectory = self._in_memory.get(uid)
+        if trajectory is None and (registration := self._index.open_registration(uid)) is not None:
+            trajectory = await self._recover_once(registration)
         if trajectory is None:
-            closed = self._closed.get(_digest(uid))
-            if closed is not None and closed.tenant == tenant:
-                raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
-            if closed is not None:
-                raise NotFound(f"there is no trajectory {uid}")
-            registration = self.new_registration(
-                uid, prompt_uid, tenant, channel=channel, implicit=channel is None
-            )
-            trajectory = self._hold(Trajectory(registration))
-            trajectory.wishes |= {"channel": channel} if channel else {}
+            trajectory = self._open(uid, prompt_uid, tenant, channel)
         if trajectory.registration.tenant != tenant:
-            raise NotFound(f"there is no trajectory {uid}")
+            raise _not_found(uid)
         trajectory.last_used = time.monotonic()
         return trajectory
 
-    async def _recover_once(self, registration: Registration) -> Trajectory:
-        """Calls that come at the same time wait for one recovery."""
-        uid = registration.trajectory_uid
-        task = self._entering.get(uid)
-        if task is None:
-            task = self._entering[uid] = asyncio.create_task(self._recover(registration))
-            task.add_done_callback(lambda _: self._entering.pop(uid, None))
-        return await asyncio.shield(task)
+    def _open(self, uid: str, prompt_uid: str, tenant: str, channel: str | None) -> OpenTrajectory:
+        closed = self._index.closed(uid)
+        if closed is not None:
+            raise _completed(uid) if closed.tenant == tenant else _not_found(uid)
+        registration = self.new_registration(
+            uid, prompt_uid, tenant, channel=channel, implicit=channel is None
+        )
+        trajectory = self._keep(OpenTrajectory(registration))
+        trajectory.explicit_fields |= {"channel": channel} if channel else {}
+        return trajectory
 
     async def _registration(self, uid: str) -> Registration | None:
-        """What the log knows of a trajectory at this moment."""
-        if uid not in self._known and _digest(uid) not in self._closed:
-            await self._in_time(self._following.sync())
-        return self._known.get(uid)
+        """The registration of an open trajectory, after reading `trajectories` to its end."""
+        if self._index.open_registration(uid) is None and self._index.closed(uid) is None:
+            await self._with_timeout(self._topic_follower.sync())
+        return self._index.open_registration(uid)
 
-    async def _in_time(self, following: Awaitable[None]) -> None:
-        """Followers wait for ever, clients do not."""
+    async def _with_timeout(self, following: Awaitable[None]) -> None:
+        """A follower waits for Kafka as long as it takes; clients do not."""
         try:
-            async with asyncio.timeout(FOLLOW_LIMIT):
+            async with asyncio.timeout(FOLLOW_TIMEOUT_S):
                 await following
         except TimeoutError:
-            raise Unavailable("Kafka does not answer at the moment; try again") from None
+            raise Unavailable(
+                f"Kafka did not answer within {FOLLOW_TIMEOUT_S:g} s. Retry the request."
+            ) from None
 
     @property
-    def _following(self) -> Follower:
+    def _topic_follower(self) -> Follower:
         assert self.follower is not None
         return self.follower
 
-    async def _recover(self, registration: Registration) -> Trajectory:
-        trajectory = Trajectory(registration)
+    async def _recover_once(self, registration: Registration) -> OpenTrajectory:
+        """Recovers a trajectory; calls that arrive meanwhile wait for the same recovery."""
+        uid = registration.trajectory_uid
+        task = self._recovering.get(uid)
+        if task is None:
+            task = self._recovering[uid] = asyncio.create_task(self._recover(registration))
+            task.add_done_callback(lambda _: self._recovering.pop(uid, None))
+        return await asyncio.shield(task)
+
+    async def _recover(self, registration: Registration) -> OpenTrajectory:
+        trajectory = OpenTrajectory(registration)
         trajectory.registered = True
         trajectory.restore(await self._recovery.records(registration))
         metrics.recovered_trajectories.inc()
-        return self._hold(trajectory)
+        return self._keep(trajectory)
 
     async def _recover_closed(self, registration: Registration) -> None:
-        """Nobody keeps the registration of a closed trajectory: its End says the same."""
+        """Recovers a closed trajectory. Its registration is not kept; its End has the same fields."""
         trajectory = await self._recover_once(registration)
         if (end := trajectory.end) is not None:
             trajectory.registration = msgspec.structs.replace(
@@ -194,24 +189,28 @@ class Trajectories:
                 status=end.status,
             )
 
-    def _hold(self, trajectory: Trajectory) -> Trajectory:
-        self._held[trajectory.uid] = trajectory
-        metrics.open_trajectories.set(len(self._held))
+    def _keep(self, trajectory: OpenTrajectory) -> OpenTrajectory:
+        self._in_memory[trajectory.uid] = trajectory
+        metrics.open_trajectories.set(len(self._in_memory))
         return trajectory
 
-    def _change_prompt(self, trajectory: Trajectory, prompt_uid: str, channel: str | None) -> None:
-        """Clients may put their own prompt into the base URL that they were given."""
-        if trajectory.steps or trajectory.running:
+    def _change_prompt(
+        self, trajectory: OpenTrajectory, prompt_uid: str, channel: str | None
+    ) -> None:
+        """Moves a trajectory without calls to another prompt: clients may put their own prompt_uid into
+        the base URL that they were given."""
+        if trajectory.step_count or trajectory.running:
             raise BadRequest(
-                f"trajectory {trajectory.uid} belongs to prompt "
-                f"{trajectory.registration.prompt_uid}, not {prompt_uid}"
+                f"Trajectory {trajectory.uid} belongs to prompt "
+                f"{trajectory.registration.prompt_uid}, not {prompt_uid}: the prompt in the URL must "
+                "not change after the first call."
             )
         self._admit(trajectory.uid, channel or trajectory.registration.channel, prompt_uid)
         begins = self._log.end_before(prompt_uid)
-        trajectory.registration = self._own(trajectory, prompt_uid=prompt_uid, begins=begins)
+        trajectory.registration = self._changed(trajectory, prompt_uid=prompt_uid, begins=begins)
         trajectory.registered = False
 
-    def _own(self, trajectory: Trajectory, **changes: Any) -> Registration:
+    def _changed(self, trajectory: OpenTrajectory, **changes: Any) -> Registration:
         return msgspec.structs.replace(
             trajectory.registration, gateway=self._rules.gateway, **changes
         )
@@ -219,25 +218,25 @@ class Trajectories:
     # Registering
 
     def new_registration(
-        self, uid: str, prompt_uid: str, tenant: str, **given: Any
+        self, uid: str, prompt_uid: str, tenant: str, **fields: Any
     ) -> Registration:
-        """Checks whether the trajectory may begin; nothing is written yet."""
-        channel = given.get("channel") or TRAIN
-        self._check_room(tenant)
+        """The registration of a trajectory, if it may begin now. Nothing is written yet."""
+        channel = fields.get("channel") or TRAIN
+        self._check_open_trajectories(tenant)
         self._admit(uid, channel, prompt_uid)
         now = time.time()
-        deadline_s = given.get("deadline_s") or self._rules.deadline_s
+        deadline_s = fields.get("deadline_s") or self._rules.deadline_s
         return Registration(
             trajectory_uid=uid,
             prompt_uid=prompt_uid,
             run=self._rules.run,
             channel=channel,
-            metadata=given.get("metadata") or "{}",
-            group_size=given.get("group_size") or self._rules.group_size,
+            metadata=fields.get("metadata") or "{}",
+            group_size=fields.get("group_size") or self._rules.group_size,
             deadline=int((now + deadline_s) * 1000),
             tenant=tenant,
             gateway=self._rules.gateway,
-            implicit=given.get("implicit", False),
+            implicit=fields.get("implicit", False),
             begins=self._log.end_before(prompt_uid),
             created_at=int(now * 1000),
         )
@@ -248,81 +247,84 @@ class Trajectories:
         if not self._admission.admits(prompt_uid):
             metrics.refused_groups.inc()
             raise TooMany(
-                "as many groups run or wait for the trainer as may; "
-                "begin this prompt when one of them is decided",
+                f"Too many groups in flight (limit {self._admission.limit}). Retry this prompt after "
+                "the trainer has decided one of them.",
                 code="too_many_groups",
             )
         self._admission.expect(uid, prompt_uid)
 
-    def _check_room(self, tenant: str) -> None:
+    def _check_open_trajectories(self, tenant: str) -> None:
         limit = self._rules.max_open_trajectories
-        if self._open_of[tenant] >= limit:
-            raise TooMany(f"{limit} trajectories are open; complete some of them first")
+        if self._index.open_count(tenant) >= limit:
+            raise TooMany(
+                f"Too many open trajectories (limit {limit}). Complete some of them, then retry."
+            )
 
-    async def begin(self, registration: Registration) -> Trajectory:
+    async def begin(self, registration: Registration) -> OpenTrajectory:
         """Registers a trajectory before its first call."""
-        trajectory = Trajectory(registration)
+        trajectory = OpenTrajectory(registration)
         await self.ensure_registered(trajectory)
-        return self._hold(trajectory)
+        return self._keep(trajectory)
 
-    async def ensure_registered(self, trajectory: Trajectory) -> None:
+    async def ensure_registered(self, trajectory: OpenTrajectory) -> None:
         """Returns when the log has the registration."""
         while not trajectory.registered:
             await asyncio.shield(self.start_registering(trajectory))
 
-    def start_registering(self, trajectory: Trajectory) -> "asyncio.Task[None]":
-        """Calls that want the registration share one write."""
+    def start_registering(self, trajectory: OpenTrajectory) -> "asyncio.Task[None]":
+        """Starts writing the registration; calls that need it share one write."""
         if trajectory.registering is None:
             trajectory.registering = asyncio.create_task(self._register(trajectory))
-            trajectory.registering.add_done_callback(_heard)
+            trajectory.registering.add_done_callback(_mark_retrieved)
         return trajectory.registering
 
-    async def _register(self, trajectory: Trajectory) -> None:
+    async def _register(self, trajectory: OpenTrajectory) -> None:
         uid, registration = trajectory.uid, trajectory.registration
         try:
-            place = await self._log.register(registration)
-            if not self._following.note_own(place):
-                await self._in_time(self._following.wait_until_seen(place))
-            known = self._known.get(uid)
-            if _digest(uid) in self._closed:
-                raise Conflict(f"trajectory {uid} is completed; a call must open a new one")
-            if known is not None and known.gateway != self._rules.gateway:
-                await self._adopt(trajectory, known)
-                return  # and write it again
+            position = await self._log.register(registration)
+            if not self._topic_follower.note_own(position):
+                await self._with_timeout(self._topic_follower.wait_until_seen(position))
+            if self._index.closed(uid) is not None:
+                raise _completed(uid)
+            earlier = self._index.open_registration(uid)
+            if earlier is not None and earlier.gateway != self._rules.gateway:
+                await self._adopt(trajectory, earlier)
+                return  # `ensure_registered` writes the merged registration
         except Exception:
             self._admission.forget(uid)
             raise
         finally:
             trajectory.registering = None
         self._admission.apply(registration)
-        self._note(registration)
-        # Somebody may have changed it while it was written.
+        self._index.put(registration)
+        # It may have been changed while it was being written.
         trajectory.registered = trajectory.registration is registration
 
-    async def _adopt(self, trajectory: Trajectory, known: Registration) -> None:
-        """Another process had it first: what it registered holds, and its Steps come before ours."""
-        trajectory.move_behind(await self._recovery.records(known))
+    async def _adopt(self, trajectory: OpenTrajectory, earlier: Registration) -> None:
+        """Takes over a trajectory that another process registered first: its registration holds,
+        and its Steps come before ours."""
+        trajectory.adopt_earlier(await self._recovery.records(earlier))
         trajectory.registration = msgspec.structs.replace(
-            known, gateway=self._rules.gateway, **trajectory.wishes
+            earlier, gateway=self._rules.gateway, **trajectory.explicit_fields
         )
-        self._note(trajectory.registration)
+        self._index.put(trajectory.registration)
 
-    async def change(self, trajectory: Trajectory, **changes: Any) -> None:
-        """Channel or metadata for the Steps from now on."""
+    async def change(self, trajectory: OpenTrajectory, **changes: Any) -> None:
+        """Changes the registration, for instance channel or metadata, for all later Steps."""
         if trajectory.is_closed:
-            raise Conflict(f"trajectory {trajectory.uid} is completed")
+            raise _completed(trajectory.uid)
         registration = trajectory.registration
         if changes.get("channel") == TRAIN != registration.channel:
             self._admit(trajectory.uid, TRAIN, registration.prompt_uid)
-        trajectory.wishes |= changes
-        trajectory.registration = self._own(trajectory, implicit=False, **changes)
+        trajectory.explicit_fields |= changes
+        trajectory.registration = self._changed(trajectory, implicit=False, **changes)
         trajectory.registered = False
         await self.ensure_registered(trajectory)
 
     # Closing
 
-    async def complete(self, trajectory: Trajectory, about: "Completion") -> None:
-        """Waits for running calls, then closes. The same again is no error; another is."""
+    async def complete(self, trajectory: OpenTrajectory, completion: Completion) -> None:
+        """Waits for running calls, then closes. Repeating the same completion is no error."""
         if trajectory.end is None:
             async with trajectory.closing:
                 while trajectory.running:
@@ -330,119 +332,60 @@ class Trajectories:
                 if trajectory.end is None and trajectory.is_closed:
                     trajectory.end = await self._find_end(trajectory)
                 if trajectory.end is None:
-                    trajectory.end = await self._write_end(trajectory, about)
-        self._check_same(trajectory.end, about)
-        await self._write_closed(trajectory, trajectory.end)
+                    end = trajectory_end(trajectory, completion)
+                    await self._log.write(end)
+                    trajectory.end = end
+        check_repeats(trajectory.end, completion)
+        await self._register_closed(trajectory, trajectory.end)
 
-    async def _find_end(self, trajectory: Trajectory) -> TrajectoryEnd | None:
+    async def _find_end(self, trajectory: OpenTrajectory) -> TrajectoryEnd | None:
         """The End that another process has written."""
         records = await self._recovery.records(trajectory.registration)
         return next((record for record in records if isinstance(record, TrajectoryEnd)), None)
 
-    async def _write_end(self, trajectory: Trajectory, about: "Completion") -> TrajectoryEnd:
-        registration = trajectory.registration
-        end = TrajectoryEnd(
-            end_id=str(uuid.uuid5(ENDS, f"{trajectory.uid} {about}")),
-            trajectory_uid=trajectory.uid,
-            prompt_uid=registration.prompt_uid,
-            run=registration.run,
-            channel=about.channel or registration.channel,
-            status=about.status,
-            steps=trajectory.steps,
-            reward=about.reward,
-            reward_expected=about.reward_expected,
-            reason=about.reason,
-            metadata=registration.metadata,
-            group_size=registration.group_size,
-            created_at=int(time.time() * 1000),
-        )
-        await self._log.write(end)
-        return end
-
-    def _check_same(self, end: TrajectoryEnd, about: "Completion") -> None:
-        same = (end.status, end.reward) == (about.status, about.reward)
-        if not same or about.channel not in (None, end.channel):
-            raise Conflict(
-                f"trajectory {end.trajectory_uid} is completed already, with status {end.status} "
-                f"and reward {end.reward}; send later rewards as feedback"
-            )
-
-    async def _write_closed(self, trajectory: Trajectory, end: TrajectoryEnd) -> None:
+    async def _register_closed(self, trajectory: OpenTrajectory, end: TrajectoryEnd) -> None:
         if trajectory.registration.status is not None:
             return
-        closed = self._own(trajectory, status=end.status)
-        self._following.note_own(await self._log.register(closed))
+        closed = self._changed(trajectory, status=end.status)
+        self._topic_follower.note_own(await self._log.register(closed))
         trajectory.registration = closed
         self._admission.apply(closed)
-        self._note(closed)
+        self._index.put(closed)
 
-    # Memory
+    # Eviction
 
-    async def tidy_for_ever(self) -> None:
+    async def evict_forever(self) -> None:
         while True:
-            await asyncio.sleep(TIDY_EVERY)
-            self.tidy(time.monotonic(), time.time())
+            await asyncio.sleep(EVICT_EVERY_S)
+            self._evict(time.monotonic(), time.time())
 
-    def tidy(self, monotonic: float, now: float) -> None:
-        """Forgets what can be read back, and what was abandoned long ago."""
+    def _evict(self, monotonic: float, now: float) -> None:
+        """Drops idle trajectories, which can be read back, and ones abandoned long ago."""
         idle = [
             uid
-            for uid, trajectory in self._held.items()
-            if not trajectory.running and monotonic - trajectory.last_used > IDLE
+            for uid, trajectory in self._in_memory.items()
+            if not trajectory.running and monotonic - trajectory.last_used > IDLE_S
         ]
         for uid in idle:
-            del self._held[uid]
-        limit = (now - FORGET_AFTER) * 1000
-        abandoned = [uid for uid, r in self._known.items() if (r.deadline or limit) < limit]
-        for uid in abandoned:
-            self._open_of[self._known.pop(uid).tenant] -= 1
-        metrics.open_trajectories.set(len(self._held))
+            del self._in_memory[uid]
+        self._index.forget_abandoned(now)
+        metrics.open_trajectories.set(len(self._in_memory))
 
 
-class Rules(msgspec.Struct, frozen=True):
-    """What holds for every trajectory that is opened here."""
-
-    run: str
-    gateway: str
-    """The name of this process."""
-    group_size: int
-    deadline_s: float
-    max_open_trajectories: int
+def _completed(uid: str) -> Conflict:
+    return Conflict(
+        f"Trajectory {uid} is already completed. Start a new trajectory for further calls."
+    )
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """How a trajectory ended, as its agent says."""
-
-    status: Status = "completed"
-    reward: float | None = None
-    reward_expected: bool = False
-    channel: str | None = None
-    reason: str | None = None
+def _not_found(uid: str) -> NotFound:
+    return NotFound(
+        f"Trajectory {uid} does not exist. A trajectory begins with POST /init_trajectory or with its "
+        "first call."
+    )
 
 
-class Closed(NamedTuple):
-    """What is kept of a closed trajectory: enough to find its End in the log."""
-
-    begins: Position
-    tenant: str
-
-
-def _merge(known: Registration, record: Registration) -> Registration:
-    """What two registrations say together. The newer one holds, unless a mere call made it; the Steps
-    begin at the earlier place."""
-    if known.begins.partition != record.begins.partition:
-        return record
-    begins = min(known.begins, record.begins)
-    if record.implicit and record.status is None:
-        return msgspec.structs.replace(known, begins=begins, gateway=record.gateway)
-    return msgspec.structs.replace(record, begins=begins)
-
-
-def _heard(task: "asyncio.Task[None]") -> None:
-    """Whoever waits for it is told of a failure; it may be that nobody waits any more."""
+def _mark_retrieved(task: "asyncio.Task[None]") -> None:
+    """Keeps asyncio from warning about a failure that nobody waits for any more."""
     if not task.cancelled():
         task.exception()
-
-
-def _digest(uid: str) -> bytes:
-    return hashlib.blake2b(uid.encode(), digest_size=12).digest()

@@ -1,58 +1,64 @@
-"""The state of one open trajectory. All of it is in the log, or is about calls that still run."""
+"""The state of one trajectory in memory. All of it can be read back from the log, except running
+calls."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from gateway.state.conversation import Conversation
+from gateway.state.log import StepsRecord
 from pool.core.prompts import BrokenPrompt, full_prompt
 from schemas import Registration, Step, StepNote, TrajectoryEnd
 from schemas.packing import ID_BYTES
 
-if TYPE_CHECKING:
-    from gateway.calls.call import Call
-    from gateway.state.log import StepsRecord
-
 Value = TypeVar("Value")
 
 REMEMBERED_CALLS = 64
-"""Answers kept for a client that asks again; retries come within minutes."""
+"""Answers kept for a client that retries; retries come within minutes."""
 
 
-class Written(msgspec.Struct):
-    """A Step that the log has, as far as a retry needs it."""
+class TrackedCall(Protocol):
+    """What a trajectory needs to know about a call (`gateway.calls.call.Call`)."""
+
+    task: "asyncio.Task[Any]"
+    request_hash: bytes
+    listeners: int
+
+
+class RecordedStep(msgspec.Struct):
+    """A Step that the log has acknowledged, with what a retry of its request needs."""
 
     step: Step
     prompt_tokens: int
     delivered: bool = True
 
 
-class Trajectory:
-    """`registration` is what the log's newest says; `end` is set when it is closed."""
+class OpenTrajectory:
+    """One trajectory. `registration` is the newest one; `end` is set when the trajectory is closed."""
 
     def __init__(self, registration: Registration) -> None:
         self.registration = registration
         self.registered = False
         """The log has the registration, and no other process had one before it."""
-        self.wishes: dict[str, Any] = {}
-        """Fields of the registration that an agent set, and did not leave to the defaults."""
+        self.explicit_fields: dict[str, Any] = {}
+        """Fields of the registration that an agent set, as opposed to defaults."""
         self.registering: asyncio.Task[None] | None = None
         self.conversation = Conversation()
-        self.running: set[Call] = set()
+        self.running: set[TrackedCall] = set()
         self.end: TrajectoryEnd | None = None
         self.closing = asyncio.Lock()
         """Held while an End waits for running calls and is written: no call may begin."""
         self.engine: str | None = None
-        """The one that had its last call."""
+        """URL of the engine that served the last call."""
         self.last_used = 0.0
         self._next_index = 0
-        self._moved_by = 0
-        self._steps: set[str] = set()
-        self._written: OrderedDict[bytes, Written] = OrderedDict()
-        self._unfinished: OrderedDict[bytes, Call] = OrderedDict()
+        self._index_shift = 0
+        self._step_ids: set[str] = set()
+        self._recorded: OrderedDict[bytes, RecordedStep] = OrderedDict()
+        self._unfinished: OrderedDict[bytes, TrackedCall] = OrderedDict()
 
     @property
     def uid(self) -> str:
@@ -63,63 +69,65 @@ class Trajectory:
         return self.end is not None or self.registration.status is not None
 
     @property
-    def steps(self) -> int:
-        """How many the log has, as far as this process knows."""
-        return len(self._steps)
+    def step_count(self) -> int:
+        """Steps in the log, as far as this process knows."""
+        return len(self._step_ids)
 
     def reserve_index(self) -> int:
-        """A place in the order of calls; `index_of` gives its number when the Step is written."""
+        """Reserves a place in the order of calls; `step_index` turns it into the Step's index."""
         index, self._next_index = self._next_index, self._next_index + 1
-        return index - self._moved_by
+        return index - self._index_shift
 
-    def index_of(self, place: int) -> int:
-        return place + self._moved_by
+    def step_index(self, reserved: int) -> int:
+        """The index of a reserved place, as of now: `adopt_earlier` may still shift it."""
+        return reserved + self._index_shift
 
-    def move_behind(self, records: "Iterable[StepsRecord]") -> None:
-        """Another process had the trajectory before: what was reserved here comes after its Steps."""
+    def adopt_earlier(self, records: Iterable[StepsRecord]) -> None:
+        """Takes over the Steps that another process wrote before; indices reserved here follow them."""
         reserved, self._next_index = self._next_index, 0
         self.restore(records)
-        self._moved_by = self._next_index
+        self._index_shift = self._next_index
         self._next_index += reserved
 
     def has_step(self, step_id: str) -> bool:
-        return step_id in self._steps
+        return step_id in self._step_ids
 
-    def add(self, step: Step, prompt: bytes) -> Written:
-        """Takes a Step that the log has."""
-        self._steps.add(step.step_id)
+    def add(self, step: Step, prompt: bytes) -> RecordedStep:
+        """Adds a Step that the log has acknowledged. `prompt` is its full prompt, packed."""
+        self._step_ids.add(step.step_id)
         self._next_index = max(self._next_index, step.step_index + 1)
         self.conversation.add(step.step_id, prompt, step.response_ids, step.conversation)
-        written = Written(step, len(prompt) // ID_BYTES)
-        _remember(self._written, step.request_hash, written)
+        recorded = RecordedStep(step, len(prompt) // ID_BYTES)
+        _remember(self._recorded, step.request_hash, recorded)
         self._unfinished.pop(step.request_hash, None)
-        return written
+        return recorded
 
-    def written(self, request_hash: bytes) -> Written | None:
-        """The answer to an equal request, if there is one in the log."""
-        return self._written.get(request_hash)
+    def recorded_step(self, request_hash: bytes) -> RecordedStep | None:
+        """The Step that answered an equal request, if the log has one."""
+        return self._recorded.get(request_hash)
 
     def prompt_of(self, step: Step) -> bytes:
-        """Its packed prompt, if its conversation is still remembered."""
+        """The packed prompt of a Step; empty if its conversation is not remembered any more."""
         return self.conversation.prompt_of(step.conversation, step.response_ids)
 
-    def running_call(self, request_hash: bytes) -> "Call | None":
+    def running_call(self, request_hash: bytes) -> TrackedCall | None:
+        """The running call of an equal request, preferably one whose client is gone: it is the one
+        that the client retries."""
         calls = [call for call in self.running if call.request_hash == request_hash]
-        # One without a client has lost it to the very retry that now comes.
         return min(calls, key=lambda call: call.listeners, default=None)
 
-    def keep_unfinished(self, call: "Call") -> None:
-        """A call that was cancelled or could not be written: a retry takes its place."""
+    def keep_unfinished(self, call: TrackedCall) -> None:
+        """Remembers a call that was cancelled or could not be written, for a retry to restart."""
         _remember(self._unfinished, call.request_hash, call)
 
-    def unfinished(self, request_hash: bytes) -> "Call | None":
+    def pop_unfinished(self, request_hash: bytes) -> TrackedCall | None:
         return self._unfinished.pop(request_hash, None)
 
-    def restore(self, records: "Iterable[StepsRecord]") -> None:
-        """Rebuilds the state from what `steps` holds of the trajectory."""
+    def restore(self, records: Iterable[StepsRecord]) -> None:
+        """Rebuilds the state from the trajectory's records in `steps`."""
         contexts: dict[str, bytes] = {}
         for record in records:
-            if isinstance(record, Step) and record.step_id not in self._steps:
+            if isinstance(record, Step) and record.step_id not in self._step_ids:
                 self._restore_step(record, contexts)
             elif isinstance(record, StepNote):
                 self._restore_note(record)
@@ -130,17 +138,17 @@ class Trajectory:
         try:
             prompt = full_prompt(step, contexts)
         except BrokenPrompt:
-            # Numbering goes on; later Steps simply do not refer to this one.
-            self._steps.add(step.step_id)
+            # Numbering continues; later Steps do not refer to this one.
+            self._step_ids.add(step.step_id)
             self._next_index = max(self._next_index, step.step_index + 1)
             return
         contexts[step.step_id] = prompt + step.response_ids
         self.add(step, prompt)
 
     def _restore_note(self, note: StepNote) -> None:
-        for written in self._written.values():
-            if written.step.step_id == note.step_id:
-                written.delivered = note.delivered
+        for recorded in self._recorded.values():
+            if recorded.step.step_id == note.step_id:
+                recorded.delivered = note.delivered
 
 
 def _remember(memory: "OrderedDict[bytes, Value]", key: bytes, value: Value) -> None:

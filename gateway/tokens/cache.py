@@ -1,4 +1,4 @@
-"""Memory of what was computed: bounded in bytes, what was used last stays longest."""
+"""A cache that is bounded in bytes and evicts the least recently used entry."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -9,11 +9,12 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class Memory(Generic[Key, Value]):
-    """`size` tells the bytes of an entry. Long prompts are rendered in threads, so it has a lock."""
+class LruCache(Generic[Key, Value]):
+    """`size` computes the bytes of an entry. Thread-safe, because long prompts are rendered in
+    threads."""
 
-    def __init__(self, room: int, size: Callable[[Key, Value], int]) -> None:
-        self._room = room
+    def __init__(self, max_bytes: int, size: Callable[[Key, Value], int]) -> None:
+        self._free_bytes = max_bytes
         self._size = size
         self._lock = Lock()
         self._entries: OrderedDict[Key, Value] = OrderedDict()
@@ -28,8 +29,8 @@ class Memory(Generic[Key, Value]):
     def put(self, key: Key, value: Value) -> None:
         with self._lock:
             if key in self._entries:
-                return  # another thread was quicker
+                return  # another thread was faster
             self._entries[key] = value
-            self._room -= self._size(key, value)
-            while self._room < 0:
-                self._room += self._size(*self._entries.popitem(last=False))
+            self._free_bytes -= self._size(key, value)
+            while self._free_bytes < 0:
+                self._free_bytes += self._size(*self._entries.popitem(last=False))

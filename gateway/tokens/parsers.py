@@ -1,8 +1,8 @@
-"""What sampled ids say: text, or what the engine's parsers find in it.
+"""Parses sampled ids into content, reasoning and tool calls.
 
-Without tools the text is the answer, and reading is decoding. With tools the engine's own parsers
-read the ids (`derender`), since every model family writes its calls in its own way; an engine that
-runs no parser gives the raw text back, which is what agents with parsers of their own expect.
+Without tools the decoded text is the answer. With tools the engine's own parsers read the ids
+(`derender`), since every model family writes tool calls in its own way. An engine that runs no parser
+returns the raw text, which is what agents with their own parsers expect.
 """
 
 import asyncio
@@ -11,23 +11,23 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.dialects.request import Delta, Request, TokenLogprob, ToolCall, ToolCallDelta
+from gateway.dialects.request import AnswerDelta, Request, TokenLogprob, ToolCall, ToolCallDelta
 from gateway.engines.engine import Engine
-from gateway.engines.wire import Parsed, Sample
+from gateway.engines.wire import ParsedMessage, Sample
 from gateway.tokens.renderer import Renderer
 
-Emit = Callable[[Delta], None]
+Emit = Callable[[AnswerDelta], None]
 
 
-class Told(msgspec.Struct):
-    """What an answer says to its client."""
+class ParsedAnswer(msgspec.Struct):
+    """An answer as its client sees it."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = []
     stop_sequence: str | None = None
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: AnswerDelta) -> None:
         self.content += delta.content
         self.reasoning += delta.reasoning
         for part in delta.tool_calls:
@@ -39,36 +39,37 @@ class Told(msgspec.Struct):
             call.arguments += part.arguments
 
 
-async def read(
+async def parse_answer(
     renderer: Renderer, parser: Engine | None, request: Request, ids: Sequence[int]
-) -> Told:
-    """A whole answer."""
+) -> ParsedAnswer:
+    """Parses a complete answer; without `parser`, as plain text."""
     text, stop = renderer.text(ids, request.sampling)
     if parser is None:
-        return Told(text, stop_sequence=stop)
-    spoken = renderer.without_end(ids, text, request.sampling, stop is not None)
-    if not spoken:
-        return Told(stop_sequence=stop)
-    told = Told(stop_sequence=stop)
-    told.add(_delta(await parser.parse(spoken, chat_request(request)), numbered=True))
-    return told
+        return ParsedAnswer(text, stop_sequence=stop)
+    content_ids = renderer.without_end(ids, text, request.sampling, stop is not None)
+    answer = ParsedAnswer(stop_sequence=stop)
+    if content_ids:
+        message = await parser.parse(content_ids, chat_request(request))
+        answer.add(_delta(message, in_order=True))
+    return answer
 
 
-class Reading(Protocol):
-    """A streamed answer. `feed` comes after each chunk, with all that was sampled so far."""
+class StreamParser(Protocol):
+    """Parses a streamed answer. `feed` is called after each chunk with everything sampled so far;
+    `parsed` is the answer so far."""
 
-    told: Told
+    parsed: ParsedAnswer
 
     def feed(self, sample: Sample) -> None: ...
     async def end(self, sample: Sample) -> None: ...
     async def close(self) -> None: ...
 
 
-class TextReading:
-    """The text is the content."""
+class PlainTextParser:
+    """Takes the decoded text as the content."""
 
     def __init__(self, renderer: Renderer, request: Request, emit: Emit) -> None:
-        self.told = Told()
+        self.parsed = ParsedAnswer()
         self._renderer = renderer
         self._request = request
         self._emit = emit
@@ -79,30 +80,30 @@ class TextReading:
         before, self._fed = self._fed, len(sample.ids)
         delta = _details(self._renderer, self._request, sample, before)
         delta.content = self._text.feed(sample.ids[before:])
-        self._tell(delta)
+        self._emit_delta(delta)
 
     async def end(self, sample: Sample) -> None:
-        whole, self.told.stop_sequence = self._renderer.text(sample.ids, self._request.sampling)
-        self._tell(Delta(content=self._text.end(whole)))
+        text, self.parsed.stop_sequence = self._renderer.text(sample.ids, self._request.sampling)
+        self._emit_delta(AnswerDelta(content=self._text.end(text)))
 
-    def _tell(self, delta: Delta) -> None:
+    def _emit_delta(self, delta: AnswerDelta) -> None:
         if delta.content or delta.token_ids or delta.logprobs:
-            self.told.content += delta.content
+            self.parsed.content += delta.content
             self._emit(delta)
 
     async def close(self) -> None:
         pass
 
 
-class ParsedReading:
-    """The engine's parsers read the ids. Meanwhile further ones gather, so a slow parser gets fewer
-    and longer parts, and never holds the stream up. A part counts when its answer is there: one that
-    was broken off is simply read again."""
+class EngineParser:
+    """Lets the engine's parsers read the ids. While a request to the parser is running, further ids
+    gather, so a slow parser gets fewer and longer parts and never blocks the stream. Ids count as
+    parsed once the parser has responded; a part whose request was cancelled is sent again."""
 
     def __init__(
         self, renderer: Renderer, parser: Engine, request: Request, prompt: list[int], emit: Emit
     ) -> None:
-        self.told = Told()
+        self.parsed = ParsedAnswer()
         self._renderer = renderer
         self._parser = parser
         self._request = request
@@ -111,46 +112,46 @@ class ParsedReading:
         self._chat = chat_request(request)
         self._state: msgspec.Raw | None = None
         self._fed = 0
-        self._read = 0
+        self._parsed_ids = 0
         self._certain: Sequence[int] = ()
-        self._more = asyncio.Event()
-        # Ids that may become a stop string, or the end of turn, are not for the parser.
+        self._has_more = asyncio.Event()
+        # Ids that may turn out to be a stop string, or the end of turn, are withheld from the parser.
         stops = request.sampling.get("stop", ())
-        self._hold = 1 + 4 * max((len(stop) for stop in stops), default=0)
-        self._task = asyncio.create_task(self._read_for_ever())
+        self._withheld = 1 + 4 * max((len(stop) for stop in stops), default=0)
+        self._task = asyncio.create_task(self._parse_forever())
 
     def feed(self, sample: Sample) -> None:
         before, self._fed = self._fed, len(sample.ids)
         details = _details(self._renderer, self._request, sample, before)
         if details.token_ids or details.logprobs:
             self._emit(details)
-        self._certain = sample.ids[: -self._hold]
-        self._more.set()
+        self._certain = sample.ids[: -self._withheld]
+        self._has_more.set()
 
-    async def _read_for_ever(self) -> None:
+    async def _parse_forever(self) -> None:
         while True:
-            await self._more.wait()
-            self._more.clear()
-            if len(self._certain) > self._read:
-                await self._read_part(self._certain, last=False)
+            await self._has_more.wait()
+            self._has_more.clear()
+            if len(self._certain) > self._parsed_ids:
+                await self._parse_part(self._certain, last=False)
 
-    async def _read_part(self, ids: Sequence[int], last: bool) -> None:
-        parsed, self._state = await self._parser.parse_chunk(
-            ids[self._read :], self._prompt, self._chat, self._state, last
+    async def _parse_part(self, ids: Sequence[int], last: bool) -> None:
+        message, self._state = await self._parser.parse_chunk(
+            ids[self._parsed_ids :], self._prompt, self._chat, self._state, last
         )
-        self._read = len(ids)
-        delta = _delta(parsed)
+        self._parsed_ids = len(ids)
+        delta = _delta(message)
         if delta.content or delta.reasoning or delta.tool_calls:
-            self.told.add(delta)
+            self.parsed.add(delta)
             self._emit(delta)
 
     async def end(self, sample: Sample) -> None:
         await self.close()
         sampling = self._request.sampling
         text, stop = self._renderer.text(sample.ids, sampling)
-        self.told.stop_sequence = stop
-        spoken = self._renderer.without_end(sample.ids, text, sampling, stop is not None)
-        await self._read_part(spoken, last=True)
+        self.parsed.stop_sequence = stop
+        content_ids = self._renderer.without_end(sample.ids, text, sampling, stop is not None)
+        await self._parse_part(content_ids, last=True)
 
     async def close(self) -> None:
         self._task.cancel()
@@ -158,7 +159,8 @@ class ParsedReading:
 
 
 def chat_request(request: Request) -> dict[str, Any]:
-    """What the engine's parsers want to know of the call. Its messages are long, and not for them."""
+    """The chat request that the engine's parsers need. They ignore messages, so a short one stands
+    in."""
     return {
         "messages": [{"role": "user", "content": "."}],
         "tools": request.tools,
@@ -167,23 +169,25 @@ def chat_request(request: Request) -> dict[str, Any]:
     }
 
 
-def _delta(parsed: Parsed, numbered: bool = False) -> Delta:
-    """`numbered`: whole calls come without an index and stand in their order."""
+def _delta(message: ParsedMessage, in_order: bool = False) -> AnswerDelta:
+    """`in_order`: the calls of a complete answer have no index; their order is their index."""
     calls = [
         ToolCallDelta(
-            index=at if numbered else call.index,
+            index=at if in_order else call.index,
             id=call.id,
             name=call.function.name,
             arguments=call.function.arguments or "",
         )
-        for at, call in enumerate(parsed.tool_calls)
+        for at, call in enumerate(message.tool_calls)
     ]
-    return Delta(content=parsed.content or "", reasoning=parsed.reasoning or "", tool_calls=calls)
+    return AnswerDelta(
+        content=message.content or "", reasoning=message.reasoning or "", tool_calls=calls
+    )
 
 
-def _details(renderer: Renderer, request: Request, sample: Sample, start: int) -> Delta:
-    """Ids and logprobs from `start` on, only for a client that asked for them."""
-    delta = Delta()
+def _details(renderer: Renderer, request: Request, sample: Sample, start: int) -> AnswerDelta:
+    """Ids and logprobs from `start` on, if the client asked for them."""
+    delta = AnswerDelta()
     if request.token_ids:
         delta.token_ids = sample.ids[start:]
     if request.logprobs:
@@ -192,11 +196,11 @@ def _details(renderer: Renderer, request: Request, sample: Sample, start: int) -
 
 
 def token_logprobs(renderer: Renderer, sample: Sample, start: int = 0) -> list[TokenLogprob]:
-    """For a client that asked: one for every id from `start` on."""
-    found = []
+    """The logprobs of all ids from `start` on, with their text."""
+    logprobs = []
     for at in range(start, len(sample.ids)):
         top = sample.alternatives[at].top_logprobs if sample.alternatives else []
-        found.append(
+        logprobs.append(
             TokenLogprob(
                 id=sample.ids[at],
                 token=renderer.token(sample.ids[at]),
@@ -211,4 +215,4 @@ def token_logprobs(renderer: Renderer, sample: Sample, start: int = 0) -> list[T
                 ],
             )
         )
-    return found
+    return logprobs

@@ -1,7 +1,7 @@
-"""The ids of a prompt, and of prompts that were rendered before.
+"""Prompts as token ids, and a cache of rendered prompts.
 
-The trajectories of a group begin with the same messages. What the template and the tokenizer make of
-them is remembered, unless the template looks at more than it is given: the clock, or chance.
+The trajectories of a group begin with the same messages, so rendered prompts are cached, unless the
+template depends on more than its input: the clock, or chance.
 """
 
 from collections.abc import Callable
@@ -10,28 +10,30 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.request import Request
-from gateway.tokens.cache import Memory
+from gateway.tokens.cache import LruCache
 from schemas.packing import ID_BYTES, pack_ids, unpack_ids
 
-REMEMBERED_BYTES = 32 * 1024 * 1024
+CACHE_BYTES = 32 * 1024 * 1024
 BYTES_PER_ID = 36 + ID_BYTES
-"""A Python integer and its place in a list; then packed."""
-CHANGING = ("strftime_now", "random", "lipsum")
-"""What a template can use that gives something else every time."""
+"""A Python integer and its list entry, and the packed id."""
+NONDETERMINISTIC = ("strftime_now", "random", "lipsum")
+"""Template functions that give another result every time."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Prompt:
-    """Ids as engines take them and, packed, as Steps have them. Shared: nobody changes them."""
+    """A prompt's ids, as a list for engines and packed for Steps. Shared between calls: do not
+    modify."""
 
     def __init__(self, ids: list[int], packed: bytes | None = None) -> None:
         self.ids = ids
         self._packed = packed
 
     @classmethod
-    def continued(cls, before: bytes, tail: list[int]) -> "Prompt":
-        return cls([*unpack_ids(before), *tail], before + pack_ids(tail))
+    def continued(cls, packed_prefix: bytes, tail: list[int]) -> "Prompt":
+        """An earlier Step's prompt and response, followed by new ids."""
+        return cls([*unpack_ids(packed_prefix), *tail], packed_prefix + pack_ids(tail))
 
     @property
     def packed(self) -> bytes:
@@ -43,27 +45,27 @@ class Prompt:
         return len(self.ids)
 
 
-class Prompts:
-    """`render` makes the prompt of a request's messages."""
+class PromptCache:
+    """Renders prompts and caches them. `render` makes the ids of a request's messages."""
 
     def __init__(
         self,
         render: Callable[[Request], list[int]],
         template: Any,
-        remembered_bytes: int = REMEMBERED_BYTES,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._render = render
-        self._memory: Memory[bytes, Prompt] = Memory(remembered_bytes, _size)
-        self._changes = any(word in str(template) for word in CHANGING)
+        self._cache: LruCache[bytes, Prompt] = LruCache(cache_bytes, _size)
+        self._is_deterministic = not any(word in str(template) for word in NONDETERMINISTIC)
 
-    def of(self, request: Request) -> Prompt:
-        if self._changes:
+    def get(self, request: Request) -> Prompt:
+        if not self._is_deterministic:
             return Prompt(self._render(request))
         key = _encode((request.messages, request.tools, request.template))
-        prompt = self._memory.get(key)
+        prompt = self._cache.get(key)
         if prompt is None:
             prompt = Prompt(self._render(request))
-            self._memory.put(key, prompt)
+            self._cache.put(key, prompt)
         return prompt
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.request import (
     Answer,
-    Delta,
+    AnswerDelta,
     Dialect,
     Message,
     Request,
@@ -50,20 +50,20 @@ ANSWERS = {
 }
 
 
-def deltas(answer: Answer, size: int = 4) -> Iterator[Delta]:
-    yield from (Delta(reasoning=part) for part in _parts(answer.reasoning, size))
-    yield from (Delta(content=part) for part in _parts(answer.content, size))
+def deltas(answer: Answer, size: int = 4) -> Iterator[AnswerDelta]:
+    yield from (AnswerDelta(reasoning=part) for part in _parts(answer.reasoning, size))
+    yield from (AnswerDelta(content=part) for part in _parts(answer.content, size))
     for at, call in enumerate(answer.tool_calls):
-        yield Delta(tool_calls=[ToolCallDelta(index=at, id=call.id, name=call.name)])
+        yield AnswerDelta(tool_calls=[ToolCallDelta(index=at, id=call.id, name=call.name)])
         for part in _parts(call.arguments, size):
-            yield Delta(tool_calls=[ToolCallDelta(index=at, arguments=part)])
+            yield AnswerDelta(tool_calls=[ToolCallDelta(index=at, arguments=part)])
 
 
 def _parts(text: str, size: int) -> Iterator[str]:
     return (text[at : at + size] for at in range(0, len(text), size))
 
 
-def streamed(dialect: Dialect, request: Request, answer: Answer, *told: Delta) -> bytes:
+def streamed(dialect: Dialect, request: Request, answer: Answer, *told: AnswerDelta) -> bytes:
     writer = dialect.writer(request, answer.step_id, answer.created, answer.model)
     events = writer.begin()
     for delta in told or deltas(answer):

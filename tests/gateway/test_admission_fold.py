@@ -88,13 +88,13 @@ def fold(*records: Record, limit: int | None = 2, size: int = 2, share: float = 
     ],
 )
 def test_groups_that_run_or_wait_are_counted(records: list[Record], count: int) -> None:
-    assert fold(*records).groups == count
+    assert fold(*records).groups_in_flight == count
 
 
 def test_the_groups_own_size_counts() -> None:
     ended = [registered("a", group_size=1), closed("a", group_size=1, status="failed")]
-    assert fold(*ended, size=8).groups == 0
-    assert fold(*ended[:1], registered("b", group_size=3), size=1).groups == 1
+    assert fold(*ended, size=8).groups_in_flight == 0
+    assert fold(*ended[:1], registered("b", group_size=3), size=1).groups_in_flight == 1
 
 
 def test_new_groups_are_admitted_up_to_the_limit_and_members_always() -> None:
@@ -119,7 +119,7 @@ def test_a_group_that_is_about_to_begin_is_counted_until_the_log_says_so() -> No
     assert not admission.admits("q")
     assert admission.admits("p")
     admission.apply(registered("a", "p"))
-    assert admission.groups == 1
+    assert admission.groups_in_flight == 1
     admission.apply(decided("a"))
     assert admission.admits("q")
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.http.app import State, make_app
+from gateway.app import make_app
 from gateway.http.keys import Keys
+from gateway.routes.parts import GatewayState
 from gateway.settings import GatewaySettings
 
 NOT_READY = 503
@@ -15,7 +16,7 @@ NOT_READY = 503
 
 def answered(method: str, path: str) -> tuple[int, dict[str, Any]]:
     settings = GatewaySettings(tokenizer="none", engines=("http://127.0.0.1:1",))
-    app = make_app(State(settings, Keys()))
+    app = make_app(GatewayState(settings, Keys()))
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:

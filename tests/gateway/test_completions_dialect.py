@@ -11,7 +11,7 @@ from openai import APIError, OpenAI
 from openai.types import Completion
 
 from gateway.dialects.completions import Completions, CompletionsBody
-from gateway.dialects.request import Delta, Request, TokenLogprob
+from gateway.dialects.request import AnswerDelta, Request, TokenLogprob
 from gateway.errors import ApiError, BadRequest
 from tests.gateway.dialects import ANSWERS, STEP, Served, an_answer, bodies, replying, streamed
 
@@ -157,7 +157,9 @@ def test_logprobs_are_in_the_old_shape() -> None:
 
 
 def test_offsets_go_on_through_a_stream() -> None:
-    told = [Delta(content=token.token, logprobs=[token], token_ids=[token.id]) for token in TOKENS]
+    told = [
+        AnswerDelta(content=token.token, logprobs=[token], token_ids=[token.id]) for token in TOKENS
+    ]
     request = parsed(logprobs=1, return_token_ids=True, stream=True)
     answer = an_answer("Hello", prompt_ids=[1, 2])
     lines = streamed(Completions(), request, answer, *told).decode().split("\n\n")

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.request import Request, ToolCall, template_messages
-from gateway.state.conversation import THREADS, Chain, Conversation
+from gateway.dialects.chat_messages import template_messages
+from gateway.dialects.request import Request, ToolCall
+from gateway.state.conversation import THREADS, Conversation, HashChain
 from schemas.packing import pack_ids, unpack_ids
 from tests.gateway.dialects import an_answer
 
@@ -20,7 +21,7 @@ def request(*messages: Any, **fields: Any) -> Request:
 
 
 def after(answer: Any, *messages: Any, **fields: Any) -> bytes:
-    return Chain(request(*messages, **fields)).after(answer.message())
+    return HashChain(request(*messages, **fields)).after(answer.message())
 
 
 def spoken(content: str, **fields: Any) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def called(arguments: Any, name: str = "look", **fields: Any) -> dict[str, Any]:
 def continues(answer: Any, sent_back: dict[str, Any], **fields: Any) -> bool:
     """Whether the client's version of the answer is recognised."""
     digest = after(answer, HELLO, **fields)
-    ((_, found),) = Chain(request(HELLO, sent_back, NEXT, **fields)).answers
+    ((_, found),) = HashChain(request(HELLO, sent_back, NEXT, **fields)).answers
     return found == digest
 
 
@@ -102,7 +103,7 @@ def test_arguments_that_are_no_object_come_back_as_they_were(arguments: str) -> 
 )
 def test_everything_before_the_answer_counts(other: Request) -> None:
     answer = an_answer("well").message()
-    assert Chain(other).after(answer) != Chain(request(HELLO)).after(answer)
+    assert HashChain(other).after(answer) != HashChain(request(HELLO)).after(answer)
 
 
 # Conversations
@@ -125,7 +126,7 @@ class Talk:
         )
 
     def find(self, *messages: Any) -> tuple[int, list[int]] | None:
-        found = self.conversation.find(Chain(request(*messages)))
+        found = self.conversation.find(HashChain(request(*messages)))
         return found and (found.messages, list(unpack_ids(found.ids)))
 
 

@@ -22,7 +22,7 @@ def test_without_keys_everybody_is_nobody_and_every_pair_works() -> None:
     none = load_keys(None, None, None)
     assert not none.are_required
     assert none.tenant(None) == none.tenant("anything") == ""
-    assert none.open("t~x.y") == ("t~x.y", "")
+    assert none.verify("t~x.y") == ("t~x.y", "")
     assert none.sign("t", "", LATER) == "t"
 
 
@@ -64,27 +64,27 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_signature_is_read_back() -> None:
     own = keys(f"alice-1:{KEY}")
-    assert own.open(own.sign("t", "alice-1", LATER)) == ("t", "alice-1")
+    assert own.verify(own.sign("t", "alice-1", LATER)) == ("t", "alice-1")
 
 
 def test_a_signature_of_other_keys_is_refused() -> None:
     signed = keys(f"alice:{KEY}1").sign("t", "alice", LATER)
     with pytest.raises(Unauthorized):
-        keys(f"alice:{KEY}2").open(signed)
+        keys(f"alice:{KEY}2").verify(signed)
 
 
 def test_a_secret_of_its_own_outlives_a_change_of_keys() -> None:
     signed = keys(f"alice:{KEY}1", secret="s").sign("t", "alice", LATER)
-    assert keys(f"alice:{KEY}2", secret="s").open(signed) == ("t", "alice")
+    assert keys(f"alice:{KEY}2", secret="s").verify(signed) == ("t", "alice")
 
 
 def test_the_order_of_keys_does_not_matter_to_signatures() -> None:
     """Several processes may read them from different places."""
     signed = keys(f"alice:{KEY}1", f"bob:{KEY}2").sign("t", "bob", LATER)
-    assert keys(f"bob:{KEY}2", f"alice:{KEY}1").open(signed) == ("t", "bob")
+    assert keys(f"bob:{KEY}2", f"alice:{KEY}1").verify(signed) == ("t", "bob")
 
 
 def test_an_expired_signature_is_refused() -> None:
     own = keys(f"alice:{KEY}")
     with pytest.raises(NotFound):
-        own.open(own.sign("t", "alice", int(time.time()) - 1))
+        own.verify(own.sign("t", "alice", int(time.time()) - 1))

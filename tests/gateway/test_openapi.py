@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
-from gateway.http.app import State, make_app
+from gateway.app import make_app
 from gateway.http.keys import Keys
+from gateway.routes.parts import GatewayState
 from gateway.settings import GatewaySettings
 from pool import topics
 from pool.connection import Connection
@@ -45,7 +46,7 @@ def routes() -> Iterator[Any]:
     """Every path and method that the document has, with requests that fit it and, where it asks for
     anything, with such that do not."""
     gateway = GatewaySettings(tokenizer="none", engines=("http://127.0.0.1:1",))
-    document = make_app(State(gateway, Keys())).openapi()
+    document = make_app(GatewayState(gateway, Keys())).openapi()
     for path, methods in document["paths"].items():
         for method, about in methods.items():
             asks = about.get("requestBody") or about.get("parameters")

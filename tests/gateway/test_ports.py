@@ -42,8 +42,8 @@ def test_a_port_that_is_taken_is_one_sentence(connection: Connection) -> None:
 
 
 def test_a_port_stands_there_once(connection: Connection) -> None:
-    assert "a port is there twice" in refused(connection, "9004,9004")
-    assert "a port is there twice" in refused(connection, "8100")
+    assert "a port is listed twice" in refused(connection, "9004,9004")
+    assert "a port is listed twice" in refused(connection, "8100")
 
 
 def refused(connection: Connection, ports: str) -> str:

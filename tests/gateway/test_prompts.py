@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.dialects.request import Request
-from gateway.tokens.prompts import Prompt, Prompts
+from gateway.tokens.prompts import Prompt, PromptCache
 from schemas.packing import pack_ids
 
 HELLO = {"role": "user", "content": "hello"}
@@ -24,9 +24,9 @@ class Rendering:
 
 
 def test_equal_conversations_are_rendered_once() -> None:
-    prompts = Prompts(Rendering(), "{{ messages }}")
-    first = prompts.of(Request(messages=[HELLO], tools=TOOLS, sampling={"temperature": 1}))
-    assert prompts.of(Request(messages=[dict(HELLO)], tools=TOOLS, model="other")) is first
+    prompts = PromptCache(Rendering(), "{{ messages }}")
+    first = prompts.get(Request(messages=[HELLO], tools=TOOLS, sampling={"temperature": 1}))
+    assert prompts.get(Request(messages=[dict(HELLO)], tools=TOOLS, model="other")) is first
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_equal_conversations_are_rendered_once() -> None:
     ],
 )
 def test_whatever_a_template_may_see_counts(other: Request) -> None:
-    prompts = Prompts(Rendering(), "{{ messages }}")
-    assert prompts.of(Request(messages=[HELLO])) is not prompts.of(other)
+    prompts = PromptCache(Rendering(), "{{ messages }}")
+    assert prompts.get(Request(messages=[HELLO])) is not prompts.get(other)
 
 
 @pytest.mark.parametrize(
@@ -55,18 +55,18 @@ def test_whatever_a_template_may_see_counts(other: Request) -> None:
     ],
 )
 def test_a_template_that_looks_at_clock_or_chance_is_rendered_every_time(template: Any) -> None:
-    prompts = Prompts(Rendering(), template)
+    prompts = PromptCache(Rendering(), template)
     asked = Request(messages=[HELLO])
-    assert prompts.of(asked).ids != prompts.of(asked).ids
+    assert prompts.get(asked).ids != prompts.get(asked).ids
 
 
 def test_memory_is_bounded() -> None:
     rendering = Rendering()
-    prompts = Prompts(rendering, "", remembered_bytes=100_000)
+    prompts = PromptCache(rendering, "", cache_bytes=100_000)
     for number in range(200):
-        prompts.of(Request(messages=[HELLO | {"content": f"{number}"}]))
-    assert len(prompts._memory._entries) < 100
-    prompts.of(Request(messages=[HELLO | {"content": "199"}]))
+        prompts.get(Request(messages=[HELLO | {"content": f"{number}"}]))
+    assert len(prompts._cache._entries) < 100
+    prompts.get(Request(messages=[HELLO | {"content": "199"}]))
     assert rendering.count == 200
 
 
@@ -74,10 +74,10 @@ def test_a_failure_is_not_remembered() -> None:
     def refuse(_: Request) -> list[int]:
         raise ValueError("no")
 
-    prompts = Prompts(refuse, "")
+    prompts = PromptCache(refuse, "")
     for _ in range(2):
         with pytest.raises(ValueError, match="no"):
-            prompts.of(Request(messages=[HELLO]))
+            prompts.get(Request(messages=[HELLO]))
 
 
 def test_a_prompt_is_packed_as_steps_have_it() -> None:

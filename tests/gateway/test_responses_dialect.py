@@ -11,7 +11,7 @@ from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.dialects.request import Answer, Delta, Request, ToolCall, ToolCallDelta
+from gateway.dialects.request import Answer, AnswerDelta, Request, ToolCall, ToolCallDelta
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_body import ResponsesBody
 from gateway.errors import ApiError, BadRequest
@@ -374,7 +374,7 @@ def test_text_between_two_calls_does_not_break_the_first() -> None:
         ToolCall(id="b", name="list", arguments="{}"),
     ]
     answer = an_answer("\n", tool_calls=calls)
-    told = [Delta(tool_calls=[first]), Delta(content="\n", tool_calls=parts)]
+    told = [AnswerDelta(tool_calls=[first]), AnswerDelta(content="\n", tool_calls=parts)]
     http = replying(streamed(Responses(), parsed(), answer, *told))
     with (
         OpenAI(api_key="k", base_url="http://gateway/v1", http_client=http) as client,
@@ -398,7 +398,7 @@ def test_the_answer_repeats_only_what_was_asked() -> None:
 
 def test_an_error_in_a_stream_reaches_the_client() -> None:
     writer = Responses().writer(parsed(), STEP, 1, "m")
-    begun = writer.begin() + writer.delta(Delta(content="He"))
+    begun = writer.begin() + writer.delta(AnswerDelta(content="He"))
     http = replying(begun + writer.error("The engine is gone.", "server_error"))
     with OpenAI(api_key="k", base_url="http://gateway/v1", http_client=http) as client:
         events = list(client.responses.create(model="m", input="Hi", stream=True))

@@ -210,7 +210,10 @@ def test_a_tenant_cannot_write_to_anothers_trajectory(locked: RunningGateway, cl
     before = len(log_of(locked, uid))
     reply = locked.post("/submit_steps", step(uid), bearer(BOB))
     assert reply.status == 404
-    assert error(reply)["message"] == f"there is no trajectory {uid}"
+    assert error(reply)["message"] == (
+        f"Trajectory {uid} does not exist. A trajectory begins with POST /init_trajectory or with its "
+        "first call."
+    )
     assert len(log_of(locked, uid)) == before
 
 

@@ -23,7 +23,7 @@ def test_every_line_is_json(told: Told, service: str) -> None:
 
 
 def test_lines_about_a_trajectory_name_it(told: Told) -> None:
-    failed = told.line("gateway", "a call failed: EngineFailed")
+    failed = told.line("gateway", "LLM call failed: EngineFailed")
     assert failed["level"] == "WARNING" and failed["run"] == RUN
     assert (failed["trajectory_uid"], failed["prompt_uid"]) == (
         told.uids["broken"],

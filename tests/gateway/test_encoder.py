@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.tokens import encoder as encoding
+from gateway.tokens import encoder as encoder_module
 from gateway.tokens.encoder import Encoder
 from gateway.tokens.word_encoder import _GAPS, _ODD_WORDS
 from tests.gateway.tokenizers import BY_WORDS, MARKERS, OTHERS, STRIPPING, WORD, ids, trained
@@ -33,7 +33,7 @@ def test_added_tokens_and_odd_text_have_the_tokenizers_own_ids(name: str, text: 
 def test_a_tokenizer_that_does_not_fit_is_asked_every_new_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(encoding, "Words", None)
+    monkeypatch.setattr(encoder_module, "WordEncoder", None)
     backend = trained("words take spaces along")
     text = "to be or  not\n\nto be<|im_end|>\n"
     assert Encoder(backend).encode(text) == ids(backend, text)

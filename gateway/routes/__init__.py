@@ -1,0 +1,2 @@
+"""The routes of the HTTP API, by who uses them: LLM clients, environments, white-box agents,
+operators."""
