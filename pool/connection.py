@@ -1,4 +1,4 @@
-"""How to reach a cluster: the one place where settings become client options."""
+"""The connection settings of a Kafka cluster; the one place where they become client options."""
 
 import logging
 import ssl
@@ -14,70 +14,72 @@ from schemas.registry import SchemaRegistry
 from servicekit.errors import Fatal
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
-"""Largest record that a producer takes. Topics allow a little more, for a reward worker's notes."""
+"""Largest record that a producer accepts. Topics allow a little more, for what a reward worker adds."""
 MAX_MESSAGE_BYTES = MAX_RECORD_BYTES + 64 * 1024
 """`max.message.bytes` of our topics. Clients compare it with the uncompressed size, brokers with
-the compressed batch, so what a client takes always fits."""
+the compressed batch, so what a client accepts always fits."""
 
 SILENCE_MS = 10_000
-"""A broker that keeps a request of a plain producer or a reader longer is connected to anew. Theirs
-take milliseconds; the clients' own 40 and 60 seconds outlast the patience of whoever waits."""
+"""After this long without an answer, plain producers and readers reconnect. Their requests take
+milliseconds; the clients' defaults of 40 and 60 seconds are longer than callers wait."""
 
 
 class Connection(BaseModel):
-    """The cluster, and how to log in to it."""
+    """Which cluster to use, and how to log in to it."""
 
-    # pydantic would show the whole input of settings that do not fit together, password and all.
+    # Otherwise pydantic's errors would show the whole input, including the password.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     bootstrap: str = Field("127.0.0.1:9092", description="Kafka brokers, as HOST:PORT[,HOST:PORT…]")
-    topic_prefix: str = Field("steplog.", description="put before every topic's name")
+    topic_prefix: str = Field("steplog.", description="prefix of every topic's name")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        "PLAINTEXT", description="how to talk to the brokers"
+        "PLAINTEXT", description="protocol of the brokers"
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(
-        None, description="how to log in, with a SASL protocol"
+        None, description="SASL mechanism, for a SASL protocol"
     )
     sasl_username: str | None = Field(None, description="user name for SASL")
     sasl_password: SecretStr | None = Field(None, description="password for SASL")
     ssl_ca: Path | None = Field(
-        None, description="PEM file of the authority that signed the brokers"
+        None, description="PEM file of the certificate authority of the brokers"
     )
     ssl_certificate: Path | None = Field(None, description="PEM file of the client's certificate")
     ssl_key: Path | None = Field(
-        None, description="PEM file of the client's key, without a password, if it is another file"
+        None,
+        description="PEM file of the client's key, without a password, if not in ssl_certificate",
     )
     registry_url: str | None = Field(
-        None, description="schema registry; turns Confluent's framing on for what is written"
+        None,
+        description="URL of a schema registry; records are then written in Confluent's framing",
     )
     group_protocol: Literal["consumer", "classic"] = Field(
         "consumer",
-        description="how groups rebalance: consumer (KIP-848) or classic (cooperative-sticky)",
+        description="rebalance protocol of groups: consumer (KIP-848) or classic (cooperative-sticky)",
     )
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_consistent(self) -> Self:
         protocol = self.security_protocol
-        sasl = self._given("sasl_mechanism", "sasl_username", "sasl_password")
-        tls = self._given("ssl_ca", "ssl_certificate", "ssl_key")
-        missing = [name for name, given in sasl.items() if not given]
+        sasl = self._which_are_set("sasl_mechanism", "sasl_username", "sasl_password")
+        tls = self._which_are_set("ssl_ca", "ssl_certificate", "ssl_key")
+        missing = [name for name, is_set in sasl.items() if not is_set]
         if self._uses("SASL") and missing:
             raise ValueError(f"security_protocol {protocol} needs {', '.join(missing)} too")
         if any(sasl.values()) and not self._uses("SASL"):
             raise ValueError(
-                f"there are sasl_… settings, and security_protocol {protocol} has no login; "
+                f"sasl_… settings are given, but security_protocol {protocol} has no login; "
                 "set security_protocol to SASL_SSL or SASL_PLAINTEXT"
             )
         if any(tls.values()) and not self._uses("SSL"):
             raise ValueError(
-                f"there are ssl_… settings, and security_protocol {protocol} has no TLS; "
+                f"ssl_… settings are given, but security_protocol {protocol} has no TLS; "
                 "set security_protocol to SSL or SASL_SSL"
             )
         if self.ssl_key and not self.ssl_certificate:
             raise ValueError("ssl_key needs ssl_certificate too")
         return self
 
-    def _given(self, *names: str) -> dict[str, bool]:
+    def _which_are_set(self, *names: str) -> dict[str, bool]:
         return {name: bool(getattr(self, name)) for name in names}
 
     def _uses(self, layer: Literal["SASL", "SSL"]) -> bool:
@@ -87,7 +89,7 @@ class Connection(BaseModel):
         return self.topic_prefix + name
 
     def codec(self) -> Codec:
-        """Writes Confluent's framing with a registry, else Avro single-object encoding."""
+        """A codec that writes Confluent's framing with a registry, else Avro single-object encoding."""
         return Codec(SchemaRegistry(self.registry_url) if self.registry_url else None)
 
     def _password(self) -> str | None:
@@ -96,9 +98,9 @@ class Connection(BaseModel):
     def confluent(
         self, error_cb: Callable[[KafkaError], None] | None = None, **options: Any
     ) -> dict[str, Any]:
-        """Options of a confluent-kafka client; dots are written as underscores."""
+        """Options of a confluent-kafka client; in keyword arguments, underscores stand for dots."""
         if self._uses("SSL"):
-            self._ssl_context()  # says which file cannot be used, which librdkafka does not
+            self._ssl_context()  # its errors name the file that cannot be used; librdkafka's do not
         key = self.ssl_key or self.ssl_certificate
         common = {
             "bootstrap.servers": self.bootstrap,
@@ -111,7 +113,7 @@ class Connection(BaseModel):
             "ssl.key.location": key and str(key),
             "logger": logging.getLogger("librdkafka"),
             "error_cb": error_cb,
-            # A broker that restarts is found again in a second instead of ten.
+            # Reconnects to a restarted broker within a second instead of ten.
             "reconnect.backoff.max.ms": 1000,
         }
         chosen = {name.replace("_", "."): value for name, value in options.items()}
@@ -126,7 +128,7 @@ class Connection(BaseModel):
             "sasl_plain_username": self.sasl_username,
             "sasl_plain_password": self._password(),
             "ssl_context": self._ssl_context() if self._uses("SSL") else None,
-            # A connection whose far end is gone without a word is given up after this long.
+            # A connection whose other end vanished silently is given up after this long.
             "request_timeout_ms": SILENCE_MS,
             **options,
         }
@@ -140,7 +142,7 @@ class Connection(BaseModel):
             raise Fatal(f"ssl_ca cannot be used: {self.ssl_ca} holds no certificate") from error
         if self.ssl_certificate:
             try:
-                # With an empty password, a locked key is an error; without one, it is a question.
+                # With an empty password an encrypted key is an error; without one, OpenSSL would ask.
                 context.load_cert_chain(self.ssl_certificate, self.ssl_key, password="")
             except ssl.SSLError as error:
                 raise Fatal(

@@ -19,7 +19,7 @@ from pool.connection import Connection
 from pool.core.prompts import BrokenPrompt
 from pool.readers.prompt_history import PromptHistory, open_prompt_history
 from pool.readers.reader import TopicReader, open_topic
-from pool.readers.selection import offset_or_time
+from pool.readers.selection import parse_offset_or_time
 from pool.topics import TOPICS, spec_of
 from schemas import Codec, Record, SchemaError, Step
 from schemas.packing import unpack_ids
@@ -53,7 +53,7 @@ class CatSettings(Connection):
     @field_validator("from_", mode="before")
     @classmethod
     def _offset_or_time(cls, start: object) -> object:
-        return offset_or_time(start)
+        return parse_offset_or_time(start)
 
 
 class Tokenizer(Protocol):

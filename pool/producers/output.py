@@ -1,4 +1,4 @@
-"""What every producer has in common: the encoded record that it takes, and its client's options."""
+"""What all producers share: the encoded messages that they write, and their client options."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ Headers = Sequence[tuple[str, bytes]]
 
 
 class Output(NamedTuple):
-    """A value for a topic, as a Kafka client takes it."""
+    """A message to be written: the arguments of a Kafka client's produce call."""
 
     topic: str
     key: str | bytes | None
@@ -18,17 +18,17 @@ class Output(NamedTuple):
 
 
 def producer_options(connection: Connection, linger_ms: int = 2, **options: Any) -> dict[str, Any]:
-    """What every producer of ours has in common."""
+    """The client options that all producers of this project share."""
     return connection.confluent(
         linger_ms=linger_ms,
         enable_idempotence=True,
         acks="all",
         compression_type="zstd",
-        # librdkafka's own default spreads keys unlike every other client and would split groups.
+        # librdkafka's default partitions keys unlike every other client and would split groups.
         partitioner="murmur2_random",
-        # The broker compares the compressed batch, we compare the record: ours is the stricter one.
+        # We limit the record itself, which is stricter than the limit on a compressed batch.
         message_max_bytes=2 * MAX_RECORD_BYTES,
-        # A topic that is missing is reported after this long; ours exist before anybody writes.
+        # A missing topic is reported after this long; ours exist before anything is written.
         topic_metadata_propagation_max_ms=5_000,
         batch_size=1024 * 1024,
         **options,

@@ -1,7 +1,7 @@
-"""The log as a data set: the whole trajectories of a selection.
+"""The log as a data set: the complete trajectories of a selection.
 
-A trajectory belongs to a range in which it ended. It may have begun before, so reading begins a
-little earlier; the few that began earlier still are counted, not guessed.
+A trajectory belongs to the range in which it ended. It may have begun before the range, so reading
+starts a little earlier; the few trajectories that began even earlier are left out and counted.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from pool.topics import STEPS
 from schemas import Codec, SchemaError, ScoredGroup, TrajectoryEnd
 
 LOOK_BACK = 20_000
-"""Offsets before a range of `steps`: agents work side by side, and one may take long. Rewards are
-written trajectory by trajectory, so there what an assembler remembers is enough."""
+"""How many offsets before a range of `steps` reading starts: agents work in parallel, and one may
+take long. Rewards are written trajectory by trajectory, so there an assembler's memory is enough."""
 
 
 class Dataset:
-    """Iterate over it once; `scan` says how far it is."""
+    """Iterate over it once; `scan` has the progress."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class Dataset:
         codec: Codec | None = None,
     ) -> None:
         self.missed = 0
-        """Trajectories that ended in the range and began too long before it."""
+        """How many trajectories ended in the range but began too long before it."""
         self.unreadable = 0
-        """Records that are none; the reward worker has put them aside."""
+        """How many records cannot be decoded; the reward worker has written them to dead-letters."""
         self.ranges = find_ranges(connection, topic, settings)
         back = LOOK_BACK if topic == STEPS else MEMORY
         self.scan = Scan(connection, topic, self.ranges.extended_back(back))
@@ -60,7 +60,7 @@ class Dataset:
         return (item for item in self.items() if isinstance(item, Trajectory))
 
     def items(self) -> Iterator[Trajectory | StrayRecord]:
-        """With what stands outside of the trajectories, such as Feedback that came later."""
+        """Trajectories and stray records, such as Feedback that came after its trajectory had ended."""
         for one in self._records():
             item = self._assemblers[one.partition].feed(one)
             if item is None or one.offset < self.spans[one.partition].first:
@@ -71,7 +71,7 @@ class Dataset:
                 yield item
 
     def posted_trajectories(self, stray: StrayRecord) -> list[Trajectory]:
-        """The selected trajectories of a group that was posted as one; of anything else, none."""
+        """The selected trajectories of a posted group; none for other stray records."""
         if not isinstance(stray.received.record, ScoredGroup):
             return []
         return [
@@ -91,7 +91,7 @@ class Dataset:
 
 
 def began_too_early(item: Trajectory | StrayRecord) -> bool:
-    """An End whose Steps lie before where reading began."""
+    """Whether the item is an End whose Steps lie before the offset at which reading started."""
     return (
         isinstance(item, StrayRecord)
         and isinstance(item.received.record, TrajectoryEnd)

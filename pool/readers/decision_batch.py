@@ -1,7 +1,7 @@
-"""The batch of a Decision, rebuilt from the log.
+"""The batch of a Decision, read back from the log.
 
 A Decision names every record of its batch by partition and offset, so the same bytes come back in
-the same order whenever it is asked for: after a crash, in another process, years later.
+the same order whenever it is read: after a crash, in another process, years later.
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ async def read_groups(
 async def find_lost_groups(
     connection: Connection, topic: str, groups: Sequence[DecidedGroup]
 ) -> list[DecidedGroup]:
-    """Those of which the log has deleted records."""
+    """The groups of which the log has deleted records."""
     if not groups:
         return []
     async with open_topic(connection, topic) as reader:
@@ -71,7 +71,11 @@ async def _read(
             found[place] = Received(codec.decode(message.value), *place, trace)
     missing = [(p, o) for p, offsets in wanted.items() for o in offsets if (p, o) not in found]
     if missing:
-        raise OffsetLost(f"{len(missing)} records of the batch are gone, first {min(missing)}")
+        partition, offset = min(missing)
+        raise OffsetLost(
+            f"{len(missing)} records of the batch are no longer in the log; the first is offset "
+            f"{offset} of partition {partition}"
+        )
     return found
 
 

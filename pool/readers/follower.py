@@ -1,9 +1,9 @@
-"""A topic folded into memory, and kept up to date.
+"""A topic folded into memory and kept up to date.
 
-A follower reads one topic from its first record and goes on for ever; every record is given to a
-function, in the order of its partition. Processes that share the topic ask it two questions. `sync`:
-have I seen everything that was written before now? `wait_until_seen`: have I seen everything that lies
-before this record, which I wrote myself? The second one mostly costs nothing.
+A follower reads one topic from its first record and never stops; it passes every record to a
+function, in the order of its partition. It answers two questions of processes that share a topic.
+`sync`: have I seen everything that was written before now? `wait_until_seen`: have I seen everything
+before this record, which I wrote myself? The second one usually costs nothing.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ log = logging.getLogger(__name__)
 
 Apply = Callable[[Record], None]
 POLL_MS = 100
-"""How long the broker may keep a request for records that it does not have. A partition whose last
-records were still unread when the request left is asked for with the next one only."""
+"""How long the broker may hold a fetch request while there are no new records. A partition whose last
+records were still unread when the request was sent has to wait for the next request."""
 RETRY_AFTER = 1.0
-"""Seconds until a topic is opened again that could not be read."""
+"""Seconds until a topic that could not be read is opened again."""
 
 
 class Follower:
-    """`async with Follower(connection, topic, codec, apply) as follower`: on entry, everything that
-    the topic held is applied. Records with `own_mark` in them are our own: we know them, and need not
-    decode them."""
+    """`async with Follower(connection, topic, codec, apply) as follower`: on entry, all records of the
+    topic are applied. Records that contain `own_mark` were written by this process, which has applied
+    them already; they are not decoded."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class Follower:
         self._reader: TopicReader | None = None
         self._reached: dict[int, int] = {}
         self._own: dict[int, set[int]] = defaultdict(set)
-        self._moved = asyncio.Event()
+        self._has_moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._syncing: asyncio.Task[None] | None = None
-        self._waiting: asyncio.Task[None] | None = None
-        self._asking: asyncio.Task[dict[int, int]] | None = None
+        self._current_sync: asyncio.Task[None] | None = None
+        self._next_sync: asyncio.Task[None] | None = None
+        self._end_request: asyncio.Task[dict[int, int]] | None = None
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._follow(), name=f"follow {self._topic}")
@@ -70,37 +70,37 @@ class Follower:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        started = (self._task, self._syncing, self._waiting, self._asking)
+        started = (self._task, self._current_sync, self._next_sync, self._end_request)
         tasks = [task for task in started if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def wait_for_failure(self) -> None:
-        """Never returns: raises what made following impossible."""
+        """Never returns: raises the error that ended the reading."""
         assert self._task is not None
         await asyncio.wait([self._task])
         self._raise_failure()
 
     async def sync(self) -> None:
-        """Returns when all that was in the topic at this moment is applied. Whoever asks while an
-        answer is on its way shares the next one, so a thousand callers cost two requests."""
-        if self._waiting is None:
-            self._waiting = asyncio.create_task(self._sync_after(self._syncing))
-        await asyncio.shield(self._waiting)
+        """Returns when all records that the topic has at this moment are applied. Callers that come
+        while a request is under way share the next one, so a thousand callers cost two requests."""
+        if self._next_sync is None:
+            self._next_sync = asyncio.create_task(self._sync_after(self._current_sync))
+        await asyncio.shield(self._next_sync)
 
     def note_own(self, own: Position) -> bool:
-        """We wrote the record at this place; to be said when it is acknowledged. True: all that lies
-        before it has been seen."""
+        """Notes that this process wrote the acknowledged record at this position. Returns whether
+        everything before it has been seen."""
         self._own[own.partition].add(own.offset)
-        return self._saw_all_before(own)
+        return self._has_seen_before(own)
 
     async def wait_until_seen(self, own: Position) -> None:
-        """Returns when all that lies before a record of our own is applied, or our own as well."""
+        """Returns when every record before our own one at this position is applied, or is ours."""
         while not self.note_own(own):
-            await self._next_move()
+            await self._wait_for_records()
 
-    def _saw_all_before(self, own: Position) -> bool:
+    def _has_seen_before(self, own: Position) -> bool:
         reached = self._reached.get(own.partition, 0)
         ours = sum(reached <= offset < own.offset for offset in self._own[own.partition])
         return own.offset - reached <= ours
@@ -108,30 +108,31 @@ class Follower:
     async def _sync_after(self, earlier: "asyncio.Task[None] | None") -> None:
         if earlier is not None:
             await asyncio.wait([earlier])
-        self._syncing, self._waiting = self._waiting, None
+        self._current_sync, self._next_sync = self._next_sync, None
         ends = await self._ends()
         while any(self._reached.get(number, 0) < end for number, end in ends.items()):
-            await self._next_move()
+            await self._wait_for_records()
 
     async def _ends(self) -> dict[int, int]:
-        """The topic's ends now. A reader that is closed meanwhile would not answer: ask the next."""
+        """The topic's end offsets now. A reader that is closed meanwhile never answers, so the next
+        reader is asked."""
         while True:
             while self._reader is None:
-                await self._next_move()
-            self._asking = asyncio.create_task(self._reader.ends(self._reader.partitions))
-            await asyncio.wait([self._asking])
-            if not self._asking.cancelled():
-                return self._asking.result()
+                await self._wait_for_records()
+            self._end_request = asyncio.create_task(self._reader.ends(self._reader.partitions))
+            await asyncio.wait([self._end_request])
+            if not self._end_request.cancelled():
+                return self._end_request.result()
 
-    async def _next_move(self) -> None:
+    async def _wait_for_records(self) -> None:
         if self._task is None or self._task.done():
             self._raise_failure()
-        self._moved.clear()
-        await self._moved.wait()
+        self._has_moved.clear()
+        await self._has_moved.wait()
 
     def _raise_failure(self) -> None:
         error = None if self._task is None or self._task.cancelled() else self._task.exception()
-        raise error or BrokerUnavailable(f"nobody follows {self._topic} any more")
+        raise error or BrokerUnavailable(f"{self._topic} is no longer followed")
 
     async def _follow(self) -> None:
         try:
@@ -139,10 +140,12 @@ class Follower:
                 try:
                     await self._read()
                 except BrokerUnavailable as error:
-                    log.warning("following %s is interrupted: %s", self._topic, error)
+                    log.warning(
+                        "Following %s is interrupted and is retried: %s", self._topic, error
+                    )
                     await asyncio.sleep(RETRY_AFTER)
         finally:
-            self._moved.set()
+            self._has_moved.set()
 
     async def _read(self) -> None:
         async with open_topic(self._connection, self._topic, POLL_MS) as reader:
@@ -152,21 +155,21 @@ class Follower:
             self._reader = reader
             try:
                 async for message in reader.read(starts, moved=self._move):
-                    self._take(message.value)
+                    self._apply_value(message.value)
             finally:
                 self._reader = None
-                if self._asking is not None:
-                    self._asking.cancel()
+                if self._end_request is not None:
+                    self._end_request.cancel()
 
-    def _take(self, value: bytes | None) -> None:
+    def _apply_value(self, value: bytes | None) -> None:
         if self._own_mark is not None and value is not None and self._own_mark in value:
             return
         if value is None:
-            return  # a tombstone: compaction has taken what it stands for
+            return  # a tombstone: compaction has removed its record
         try:
             record = self._codec.decode(value)
         except SchemaError as error:
-            log.warning("a record of %s cannot be read: %s", self._topic, error)
+            log.warning("A record of %s cannot be read and is skipped: %s", self._topic, error)
             return
         self._apply(record)
 
@@ -175,4 +178,4 @@ class Follower:
         for partition, reached in positions.items():
             if self._own[partition]:
                 self._own[partition] = {o for o in self._own[partition] if o >= reached}
-        self._moved.set()
+        self._has_moved.set()

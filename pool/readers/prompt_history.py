@@ -1,7 +1,7 @@
-"""Full prompts for a reader that began in the middle of a topic.
+"""Full prompts for a reader that starts in the middle of a topic.
 
-A delta-coded prompt needs its parents, and these may lie before the first record that the reader
-asked for. `PromptHistory` remembers what was read and looks further back where that is not enough.
+A delta-coded prompt needs its parents, which may lie before the first record that is read.
+`PromptHistory` remembers the Steps that were read, and reads further back when those are not enough.
 """
 
 from collections import OrderedDict
@@ -14,13 +14,13 @@ from pool.readers.reader import TopicReader, open_topic
 from schemas import Codec, SchemaError, Step
 
 FIRST_LOOK = 1_000
-"""Records before the Step that are read at first; every further look goes eight times as far."""
+"""How many records before the Step are read at first; each further look goes eight times as far."""
 REMEMBERED = 4_096
-"""Steps whose context is kept in memory."""
+"""How many Steps' contexts are kept in memory."""
 
 
 class PromptHistory:
-    """Made by `open_prompt_history`. Give it every Step in the order of its partition."""
+    """Created by `open_prompt_history`. Pass it every Step in the order of its partition."""
 
     def __init__(self, reader: TopicReader, codec: Codec) -> None:
         self._reader = reader
@@ -28,7 +28,7 @@ class PromptHistory:
         self._contexts: OrderedDict[str, bytes] = OrderedDict()
 
     async def prompt(self, step: Step, partition: int, offset: int) -> bytes:
-        """The packed prompt in full; BrokenPrompt when the log does not have it."""
+        """The full packed prompt; raises BrokenPrompt when the log does not have all of it."""
         if step.parent is not None and step.parent not in self._contexts:
             await self._look_back(step, partition, offset)
         prompt = full_prompt(step, self._contexts)
@@ -58,7 +58,7 @@ class PromptHistory:
         return steps
 
     def _try_to_remember(self, step: Step) -> None:
-        # Without its own parent, which lies further back, a Step is of no use yet.
+        # A Step whose own parent lies further back cannot be restored yet.
         with suppress(BrokenPrompt):
             self._remember(step, full_prompt(step, self._contexts))
 
@@ -73,6 +73,6 @@ class PromptHistory:
 async def open_prompt_history(
     connection: Connection, topic: str, codec: Codec
 ) -> AsyncIterator[PromptHistory]:
-    """Reads on a connection of its own, so that looking back disturbs nobody."""
+    """Opens a history that looks back on a connection of its own."""
     async with open_topic(connection, topic) as reader:
         yield PromptHistory(reader, codec)

@@ -1,7 +1,6 @@
-"""Reading a topic without joining a group: for people, followers and replay.
+"""Reading a topic without joining a consumer group: for commands, followers and replay.
 
-Readers see committed records only, in the order of their partition. They commit nothing and hold
-nobody up.
+Readers see committed records only, in the order of their partition. They commit nothing.
 """
 
 import asyncio
@@ -21,14 +20,14 @@ from servicekit.errors import BrokerUnavailable, OffsetLost, TopicMismatch
 
 
 class PartitionBounds(NamedTuple):
-    """What a partition holds: the first offset and the one after the last."""
+    """The first offset of a partition and the one after the last."""
 
     low: int
     end: int
 
 
 class TopicReader:
-    """One topic, open for reading; made by `open_topic`."""
+    """One topic, open for reading; created by `open_topic`."""
 
     def __init__(self, topic: str, partitions: int, consumer: AIOKafkaConsumer) -> None:
         self.topic = topic
@@ -50,9 +49,9 @@ class TopicReader:
         return {place.partition: found[place] for place in places}
 
     async def offsets_at(self, time: datetime, partitions: Sequence[int]) -> dict[int, int]:
-        """The first offset of each partition that was written at `time` or later."""
-        stamp = int(time.timestamp() * 1000)
-        places = {TopicPartition(self.topic, number): stamp for number in partitions}
+        """In each partition the first offset that was written at `time` or later."""
+        timestamp = int(time.timestamp() * 1000)
+        places = {TopicPartition(self.topic, number): timestamp for number in partitions}
         with self._mapped_errors():
             found = await self._consumer.offsets_for_times(places)
         bounds = await self.bounds(partitions)
@@ -62,7 +61,7 @@ class TopicReader:
         }
 
     def partition_of(self, key: str) -> int:
-        """Where every client of ours puts the records of a key."""
+        """The partition to which all of our producers write the records of a key."""
         return int((murmur2(key.encode()) & 0x7FFFFFFF) % len(self.partitions))
 
     async def read(
@@ -71,8 +70,9 @@ class TopicReader:
         ends: Mapping[int, int] | None = None,
         moved: Callable[[dict[int, int]], None] | None = None,
     ) -> AsyncIterator[ConsumerRecord]:
-        """Records from `starts` on, up to `ends`; without these, for ever. After each batch, `moved`
-        is told the positions: they may pass the last record, over transaction markers."""
+        """Records from `starts` on, up to `ends`; without ends it never stops. After each batch `moved`
+        is called with the positions, which may lie behind the last record because of transaction
+        markers."""
         places = [TopicPartition(self.topic, number) for number in starts]
         self._consumer.assign(places)
         for place in places:
@@ -88,7 +88,7 @@ class TopicReader:
                 moved({p.partition: await self._consumer.position(p) for p in places})
 
     async def read_all(self) -> AsyncIterator[ConsumerRecord]:
-        """Everything that the topic holds at this moment."""
+        """All records that the topic has at this moment."""
         bounds = await self.bounds(self.partitions)
         starts = {number: found.low for number, found in bounds.items()}
         ends = {number: found.end for number, found in bounds.items()}
@@ -109,24 +109,24 @@ class TopicReader:
             yield
         except (NoOffsetForPartitionError, OffsetOutOfRangeError) as error:
             raise OffsetLost(
-                f"{self.topic} no longer holds, or does not yet hold, that offset: {error}"
+                f"{self.topic} no longer has, or does not yet have, that offset: {error}"
             ) from error
         except KafkaError as error:
-            raise BrokerUnavailable(f"the brokers of {self.topic} went away: {error}") from error
+            raise BrokerUnavailable(f"{self.topic} cannot be read: {error}") from error
 
 
 @asynccontextmanager
 async def open_topic(
     connection: Connection, topic: str, poll_ms: int = 500
 ) -> AsyncIterator[TopicReader]:
-    """Opens one of our topics, named without the prefix. `poll_ms` is how long a broker may keep a
-    request for records that it does not have."""
+    """Opens a topic, named without the prefix. `poll_ms` is how long a broker may hold a fetch request
+    while there are no new records."""
     name = connection.topic_name(topic)
     found = await asyncio.to_thread(find_topics, connection)
     if topic not in found:
         raise TopicMismatch(
-            f"topic {name} does not exist at {connection.bootstrap}; "
-            "`steplog topics list` says which do"
+            f"Topic {name} does not exist at {connection.bootstrap}; "
+            "`steplog topics list` shows those that do"
         )
     consumer = AIOKafkaConsumer(
         **connection.aiokafka(
@@ -135,7 +135,7 @@ async def open_topic(
             enable_auto_commit=False,
             max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
             fetch_max_wait_ms=poll_ms,
-            # It waits so long whenever it asks for a topic first: most of what a small reading takes.
+            # aiokafka waits this long when it first asks for a topic: most of the time of a short read.
             retry_backoff_ms=20,
         )
     )
@@ -145,23 +145,23 @@ async def open_topic(
         await asyncio.sleep(0)  # aiokafka cannot stop tasks that have not begun
         yield reader
     except KafkaError as error:
-        raise BrokerUnavailable(f"{connection.bootstrap} went away: {error}") from error
+        raise BrokerUnavailable(f"{connection.bootstrap} is not available: {error}") from error
     finally:
         await consumer.stop()
 
 
 def read_bounds(connection: Connection, topic: str) -> dict[int, PartitionBounds]:
-    """What all partitions of a topic hold at this moment."""
+    """The bounds of all partitions of a topic at this moment."""
 
-    async def ask() -> dict[int, PartitionBounds]:
+    async def request() -> dict[int, PartitionBounds]:
         async with open_topic(connection, topic) as reader:
             return await reader.bounds(reader.partitions)
 
-    return asyncio.run(ask())
+    return asyncio.run(request())
 
 
 async def read_records(connection: Connection, topic: str, codec: Codec) -> list[Record]:
-    """All of a topic that is small enough to be read as a whole, such as the ledger."""
+    """All records of a topic that fits into memory, such as the ledger."""
     async with open_topic(connection, topic) as reader:
         messages = [message async for message in reader.read_all()]
     return [codec.decode(m.value) for m in messages if m.value is not None]

@@ -1,7 +1,7 @@
-"""Reading stretches of a topic at full speed, without a group.
+"""Reading ranges of a topic at full speed, without a consumer group.
 
-For whoever reads much of the log and commits nothing: offline training, scoring again, exports. It
-disturbs nobody: other readers' offsets are not touched, and what is fetched ahead is bounded.
+For commands that read much of the log and commit nothing: offline training, rescoring, exports. Other
+readers' offsets are not touched, and what is fetched ahead is bounded.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,20 +21,20 @@ from servicekit.errors import BrokerUnavailable, Fatal, OffsetLost
 POLL = 0.1
 """Seconds to wait for a full batch."""
 SILENCE = 30.0
-"""Seconds without a record after which the brokers count as gone."""
+"""Seconds without a record after which the brokers count as unavailable."""
 NO_GROUP = "steplog-scan"
-"""The client wants a name; without a commit or a subscription no group comes of it."""
+"""The client requires a group id; without a commit or a subscription no group is created."""
 
 
 class OffsetRange(NamedTuple):
-    """A stretch of one partition: the first offset, and the one behind the last."""
+    """A range of one partition: the first offset, and the one behind the last."""
 
     first: int
     end: int
 
 
 class Scan:
-    """Gives the messages of all spans, those of one partition in their order."""
+    """Iterates over the messages of all ranges; those of one partition are in order."""
 
     def __init__(
         self, connection: Connection, topic: str, spans: Mapping[int, OffsetRange]
@@ -42,7 +42,7 @@ class Scan:
         self.topic = connection.topic_name(topic)
         self.spans = {number: span for number, span in spans.items() if span.first < span.end}
         self.positions = {number: span.first for number, span in spans.items()}
-        """Of each partition the next offset; over gaps that transactions leave, too."""
+        """The next offset of each partition; it also advances over transaction markers."""
         self._fetched = dict(self.positions)
         self._held: set[int] = set()
         self._bootstrap = connection.bootstrap
@@ -63,7 +63,7 @@ class Scan:
 
     @property
     def total(self) -> int:
-        """Offsets in all spans, markers and all."""
+        """How many offsets all ranges have, including transaction markers."""
         return sum(span.end - span.first for span in self.spans.values())
 
     @property
@@ -78,11 +78,11 @@ class Scan:
             self.positions.update(self._fetched)
 
     def is_over(self, partition: int) -> bool:
-        """Whether all of its span was fetched."""
+        """Whether all of the partition's range was fetched."""
         return self._fetched[partition] >= self.spans[partition].end
 
     def hold(self, partitions: AbstractSet[int]) -> None:
-        """Fetches no more of these for now, and of the others again."""
+        """Pauses fetching of these partitions and resumes the others."""
         held = {number for number in partitions if not self.is_over(number)}
         going = {number for number in self._held - held if not self.is_over(number)}
         self._consumer.pause([TopicPartition(self.topic, number) for number in held - self._held])
@@ -90,7 +90,7 @@ class Scan:
         self._held = held
 
     def batches(self) -> Iterator[list[Message]]:
-        """As they are fetched. An empty one tells that some time has passed."""
+        """Messages as they are fetched. An empty batch means that some time has passed."""
         places = [
             TopicPartition(self.topic, number, span.first) for number, span in self.spans.items()
         ]
@@ -101,7 +101,7 @@ class Scan:
             silent = 0.0 if messages else silent + POLL
             if silent >= SILENCE:
                 raise BrokerUnavailable(
-                    f"{self._bootstrap} gave nothing of {self.topic} for {SILENCE:g} s"
+                    f"{self._bootstrap} sent no records of {self.topic} for {SILENCE:g} s"
                 )
             taken: list[Message] = []
             for message in messages:
@@ -119,14 +119,14 @@ class Scan:
             self._fetched[partition] = min(offset, self.spans[partition].end)
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise OffsetLost(
-                f"partition {partition} of {self.topic} no longer holds, or does not yet hold, "
+                f"Partition {partition} of {self.topic} no longer has, or does not yet have, "
                 f"offset {self._fetched[partition]}"
             )
         elif error.fatal():
             raise BrokerUnavailable(f"{self.topic} cannot be read: {error.str()}")
 
     def _ended(self, open_: set[int]) -> set[int]:
-        """Partitions whose span is over; behind its last record there may be markers only."""
+        """Partitions whose range is read; only transaction markers may follow its last record."""
         places = [TopicPartition(self.topic, number) for number in open_]
         try:
             found = self._consumer.position(places)
@@ -149,7 +149,7 @@ class Scan:
 
 
 def received(message: Message, codec: Codec) -> Received:
-    """The record that a message holds; Fatal when it is of a later version than we are."""
+    """Decodes a message; raises Fatal when a later version of steplog wrote it."""
     value = message.value()
     assert value is not None, "a tombstone has no record"
     partition, offset = message.partition() or 0, message.offset() or 0
@@ -158,6 +158,6 @@ def received(message: Message, codec: Codec) -> Received:
         return Received(codec.decode(value), partition, offset, header=header)
     except UnknownSchema as error:
         raise Fatal(
-            f"offset {offset} of partition {partition} of {message.topic()} cannot be read: {error}; "
+            f"Offset {offset} of partition {partition} of {message.topic()} cannot be read: {error}; "
             "use the version of steplog that wrote it"
         ) from error

@@ -1,8 +1,8 @@
-"""Which part of the log is meant: a range, and a filter on trajectories.
+"""Which part of the log a command reads: a range, and a filter on trajectories.
 
 A range of offsets or times says where a trajectory must have ended. A range of policy versions says
-which versions sampled it: by its segments, token by token, and the marks only tell where reading may
-begin, since nothing that a version generated lies before the mark at which it was opened.
+which versions sampled it, according to the segments of its tokens. The marks only say where reading
+may start, since nothing that a version generated lies before the mark at which it was opened.
 """
 
 import asyncio
@@ -29,45 +29,50 @@ class SelectionSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     from_: Point | None = Field(
-        None, description="first offset of every partition, or a time like 2030-01-31T12:00:00Z"
+        None,
+        description="offset of every partition, or time like 2030-01-31T12:00:00Z, to start at",
     )
-    until: Point | None = Field(None, description="offset or time at which to end, itself excluded")
+    until: Point | None = Field(None, description="offset or time to stop before")
     of_run: tuple[str, ...] = Field((), description="only trajectories of these runs")
     from_version: int | None = Field(
-        None, ge=0, description="only what this policy version or later ones sampled; needs of_run"
+        None,
+        ge=0,
+        description="only trajectories sampled by this policy version or later; needs of_run",
     )
     to_version: int | None = Field(
-        None, ge=0, description="only what this policy version or earlier ones sampled"
+        None,
+        ge=0,
+        description="only trajectories sampled by this policy version or earlier; needs of_run",
     )
     where: tuple[str, ...] = Field(
-        (), description="only trajectories whose metadata has this, as KEY=VALUE or KEY.KEY=VALUE"
+        (), description="only trajectories with this metadata, as KEY=VALUE or KEY.KEY=VALUE"
     )
 
     @field_validator("from_", "until", mode="before")
     @classmethod
-    def _offset_or_time(cls, point: object) -> object:
-        return offset_or_time(point)
+    def _parse_point(cls, point: object) -> object:
+        return parse_offset_or_time(point)
 
     @field_validator("where")
     @classmethod
-    def _has_value(cls, where: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_condition(cls, where: tuple[str, ...]) -> tuple[str, ...]:
         for condition in where:
             if "=" not in condition:
                 raise ValueError(f"{condition!r} is not of the form KEY=VALUE")
         return where
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _check_versions(self) -> Self:
         first, last = self.from_version, self.to_version
         if (first is not None or last is not None) and len(self.of_run) != 1:
-            raise ValueError("versions are those of one run: give of_run too, with one name")
+            raise ValueError("versions belong to one run: give of_run too, with one name")
         if first is not None and last is not None and first > last:
-            raise ValueError(f"from_version {first} is behind to_version {last}")
+            raise ValueError(f"from_version {first} is greater than to_version {last}")
         return self
 
 
-def offset_or_time(point: object) -> object:
-    """As people write it; a time without a zone is UTC."""
+def parse_offset_or_time(point: object) -> object:
+    """Parses text as an offset or a time; a time without a zone is UTC."""
     if not isinstance(point, str):
         return point
     if point.isdecimal():
@@ -80,7 +85,7 @@ def offset_or_time(point: object) -> object:
 
 
 class Selection:
-    """The trajectories that are meant. `channel` None: of all channels."""
+    """The filter on trajectories. With `channel` None, those of all channels."""
 
     def __init__(self, settings: SelectionSettings, channel: str | None = None) -> None:
         self._channel = channel
@@ -99,7 +104,7 @@ class Selection:
         return self._has_versions(trajectory) and self._has_metadata(trajectory)
 
     def matches_item(self, item: Trajectory | StrayRecord) -> bool:
-        """What stands outside of a trajectory tells its run and channel only."""
+        """Stray records can only be filtered by their run and channel."""
         if isinstance(item, Trajectory):
             return self.matches(item)
         record = item.received.record
@@ -112,13 +117,15 @@ class Selection:
         if first is None and last is None:
             return True
         if trajectory.is_scored:
-            return False  # nobody knows which version sampled it
-        found = [
+            return False  # the version that sampled it is not known
+        versions = [
             segment.version
             for received in trajectory.steps
             for segment in step_of(received).segments
         ]
-        return bool(found) and (first or 0) <= min(found) and (last is None or max(found) <= last)
+        if not versions:
+            return False
+        return (first or 0) <= min(versions) and (last is None or max(versions) <= last)
 
     def _has_metadata(self, trajectory: Trajectory) -> bool:
         if not self._where:
@@ -126,12 +133,12 @@ class Selection:
         texts = [trajectory.end.metadata, *(step_of(r).metadata for r in trajectory.steps)]
         documents = [json.loads(text) for text in texts if text != "{}"]
         return all(
-            any(_says(document, path, value) for document in documents)
+            any(_has_value_at(document, path, value) for document in documents)
             for path, value in self._where
         )
 
 
-def _says(document: Any, path: list[str], value: str) -> bool:
+def _has_value_at(document: Any, path: list[str], value: str) -> bool:
     for key in path:
         if not isinstance(document, dict) or key not in document:
             return False
@@ -140,13 +147,13 @@ def _says(document: Any, path: list[str], value: str) -> bool:
 
 
 class TopicRanges(NamedTuple):
-    """The stretches of a topic that hold what is selected, and what is kept before them."""
+    """The ranges of a topic that are selected, and the first offset that each partition still has."""
 
     spans: dict[int, OffsetRange]
     low: dict[int, int]
 
     def extended_back(self, back: int) -> dict[int, OffsetRange]:
-        """The same, begun so many offsets before, as far as the log goes."""
+        """The ranges, started `back` offsets earlier as far as the log has them."""
         return {
             number: OffsetRange(max(self.low[number], span.first - back), span.end)
             if span.first < span.end
@@ -156,8 +163,8 @@ class TopicRanges(NamedTuple):
 
 
 def find_ranges(connection: Connection, topic: str, settings: SelectionSettings) -> TopicRanges:
-    """An empty or expired range, or a version that never was, is an error: whoever asks for it has
-    mistaken something."""
+    """The ranges to read. An empty or expired range, or a version that does not exist, is an error: it
+    must be a mistake."""
     return asyncio.run(_find_ranges(connection, topic, settings))
 
 
@@ -168,7 +175,7 @@ async def _find_ranges(
     async with open_topic(connection, topic) as reader:
         bounds = await reader.bounds(reader.partitions)
         if all(bound.low == bound.end for bound in bounds.values()):
-            raise Fatal(f"{name} is empty, so there is nothing to read")
+            raise Fatal(f"There is nothing to read: {name} is empty")
         first = await _offsets(reader, settings.from_, {n: b.low for n, b in bounds.items()})
         end = await _offsets(reader, settings.until, {n: b.end for n, b in bounds.items()})
     _check_kept(name, settings.from_, bounds)
@@ -179,7 +186,7 @@ async def _find_ranges(
     }
     if all(span.first >= span.end for span in found.values()):
         held = ", ".join(f"{n}: {b.low}-{b.end}" for n, b in bounds.items())
-        raise Fatal(f"the range holds nothing of {name}; its partitions hold the offsets {held}")
+        raise Fatal(f"The range selects nothing of {name}; its partitions have the offsets {held}")
     return TopicRanges(
         {n: OffsetRange(span.first, max(span.first, span.end)) for n, span in found.items()},
         {n: bound.low for n, bound in bounds.items()},
@@ -197,14 +204,15 @@ async def _offsets(
 
 
 def _check_kept(name: str, start: Point | None, bounds: Mapping[int, PartitionBounds]) -> None:
-    """An offset that was deleted is missed; a time before the log began just means its beginning."""
+    """Raises OffsetLost if the first offset was deleted. A time before the log's first record is no
+    error: it means the log's beginning."""
     if not isinstance(start, int):
         return
     gone = {n: bound.low for n, bound in bounds.items() if start < bound.low}
     if start > 0 and gone:
         number, low = min(gone.items())
         raise OffsetLost(
-            f"offset {start} of partition {number} of {name} has expired; it begins at {low} now"
+            f"Offset {start} of partition {number} of {name} has expired; the partition begins at {low}"
         )
 
 
@@ -218,8 +226,10 @@ async def _version_marks(
     marks = PolicyMarks(run, [record for record in policy if isinstance(record, PolicyVersion)])
     for version in (settings.from_version, settings.to_version):
         if version is not None and not marks.is_opened(version):
-            newest = "none was" if marks.opened is None else f"the newest is {marks.opened}"
-            raise Fatal(f"version {version} of run {run} was never opened; {newest}")
+            newest = (
+                "it has none" if marks.opened is None else f"the newest version is {marks.opened}"
+            )
+            raise Fatal(f"Version {version} of run {run} does not exist; {newest}")
     if settings.from_version is None:
         return {}
     steps, rewarded = marks.opened_at(settings.from_version)

@@ -1,9 +1,9 @@
-"""The records of a topic in one order, the same whenever it is read.
+"""The records of a topic in one order, which is the same every time it is read.
 
-A partition has an order, a topic has none: what a reader gets first depends on brokers and networks.
-Here the partition goes next whose next message was written first, ties by number. So where reading
-stands in each partition says all about what comes next, and whoever goes on from there later gets the
-same messages in the same order.
+A partition has an order; a topic has none: what a reader gets first depends on brokers and networks.
+Here the partitions are merged by the time at which their next message was written, ties by partition
+number. So the read position in each partition determines what comes next, and a reader that resumes
+there later gets the same messages in the same order.
 """
 
 import heapq
@@ -14,38 +14,40 @@ from confluent_kafka import Message
 
 from pool.readers.scan import Scan
 
-AHEAD = 32 * 2**20
-"""Bytes of one partition that wait for another's turn before fetching it pauses. A pause throws away
-what the client has fetched, so it must be rare."""
+MAX_BUFFER_BYTES = 32 * 2**20
+"""Bytes that one partition may buffer before its fetching pauses. A pause discards what the client
+has fetched, so it must be rare."""
 
 
 def merge_by_time(scan: Scan) -> Iterator[Message]:
-    waiting = {number: _Waiting() for number in scan.spans}
+    buffers = {number: _Buffer() for number in scan.spans}
     heads: list[tuple[int, int]] = []
-    """When the next message of a partition was written, and which partition it is."""
+    """Time of the next message of each partition, and the partition's number."""
     unknown = set(scan.spans)
-    """Partitions whose next message has not come yet."""
+    """Partitions whose next message has not arrived yet."""
     for batch in scan.batches():
         for message in batch:
             number = message.partition() or 0
-            waiting[number].add(message)
+            buffers[number].add(message)
             if number in unknown:
                 unknown.remove(number)
-                heapq.heappush(heads, (_written(message), number))
+                heapq.heappush(heads, (_timestamp(message), number))
         unknown = {number for number in unknown if not scan.is_over(number)}
         while heads and not unknown:
             _, number = heapq.heappop(heads)
-            yield waiting[number].take()
-            following = waiting[number].first()
+            yield buffers[number].take()
+            following = buffers[number].first()
             if following is not None:
-                heapq.heappush(heads, (_written(following), number))
+                heapq.heappush(heads, (_timestamp(following), number))
             elif not scan.is_over(number):
                 unknown.add(number)
-        scan.hold({number for number, messages in waiting.items() if messages.bytes > AHEAD})
+        scan.hold(
+            {number for number, messages in buffers.items() if messages.bytes > MAX_BUFFER_BYTES}
+        )
 
 
-class _Waiting:
-    """What was fetched of one partition and has not had its turn."""
+class _Buffer:
+    """Messages of one partition that were fetched ahead of the merge."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
@@ -64,5 +66,5 @@ class _Waiting:
         return self._messages[0] if self._messages else None
 
 
-def _written(message: Message) -> int:
+def _timestamp(message: Message) -> int:
     return message.timestamp()[1]

@@ -32,17 +32,17 @@ LOGIN: dict[str, Any] = {
         ),
         (
             {**LOGIN, "security_protocol": "SSL"},
-            "there are sasl_… settings, and security_protocol SSL has no login; "
+            "sasl_… settings are given, but security_protocol SSL has no login; "
             "set security_protocol to SASL_SSL or SASL_PLAINTEXT",
         ),
         (
             {"sasl_password": PASSWORD},
-            "there are sasl_… settings, and security_protocol PLAINTEXT has no login; "
+            "sasl_… settings are given, but security_protocol PLAINTEXT has no login; "
             "set security_protocol to SASL_SSL or SASL_PLAINTEXT",
         ),
         (
             {**LOGIN, "security_protocol": "SASL_PLAINTEXT", "ssl_ca": FILE},
-            "there are ssl_… settings, and security_protocol SASL_PLAINTEXT has no TLS; "
+            "ssl_… settings are given, but security_protocol SASL_PLAINTEXT has no TLS; "
             "set security_protocol to SSL or SASL_SSL",
         ),
         ({**LOGIN, "ssl_key": FILE}, "ssl_key needs ssl_certificate too"),

@@ -162,7 +162,7 @@ async def test_closing_waits_for_what_was_sent(log: Connection) -> None:
     await producer.close()
     places = await asyncio.gather(*sends)
     assert [place.offset for place in places] == list(range(300))
-    with pytest.raises(Fatal, match="the producer is closed"):
+    with pytest.raises(Fatal, match="The producer is closed"):
         await producer.send(STEPS, "key", step("late"))
 
 
@@ -190,7 +190,7 @@ async def test_the_largest_record_is_taken_and_read(log: Connection) -> None:
 
 async def test_a_larger_record_is_refused_and_nothing_is_written(log: Connection) -> None:
     async with Producer(log, CODEC) as producer:
-        with pytest.raises(RecordTooLarge, match=r"8,388,609 bytes, 8,388,608 are the limit"):
+        with pytest.raises(RecordTooLarge, match=r"8,388,609 bytes, and the limit is 8,388,608"):
             await producer.send(STEPS, "key", filled(MAX_RECORD_BYTES + 1))
         await producer.send(STEPS, "key", step("next"))
     assert await step_ids(log) == ["next"]

@@ -164,7 +164,7 @@ async def test_an_offset_that_retention_took_is_a_typed_error(log: Connection) -
     gone = admin.delete_records([TopicPartition(log.topic_name(STEPS), 0, 6)])
     for future in gone.values():
         future.result(60)
-    with pytest.raises(OffsetLost, match=f"{log.topic_name(STEPS)} no longer holds"):
+    with pytest.raises(OffsetLost, match=f"{log.topic_name(STEPS)} no longer has"):
         async with open_topic(log, STEPS) as reader:
             assert await reader.bounds([0]) == {0: PartitionBounds(6, 10)}
             async with asyncio.timeout(20):

@@ -109,7 +109,9 @@ def test_versions_are_looked_for_from_their_mark_on(log: Connection) -> None:
     assert {span.first for span in find_ranges(log, STEPS, settings).spans.values()} >= {2}
     assert selected(log, of_run=(RUN,), from_version=1) == {"one"}
     assert selected(log, of_run=(RUN,), to_version=0) == {"zero"}
-    with pytest.raises(Fatal, match=r"version 7 of run run was never opened; the newest is 1"):
+    with pytest.raises(
+        Fatal, match=r"Version 7 of run run does not exist; the newest version is 1"
+    ):
         selected(log, of_run=(RUN,), from_version=7)
 
 
@@ -119,13 +121,13 @@ def test_a_range_that_cannot_be_read_is_one_sentence(log: Connection) -> None:
         selected(log)
     [place, _] = write(log, STEPS, run_of("gone"))
     write(log, STEPS, run_of("kept"))
-    with pytest.raises(Fatal, match=r"the range holds nothing of .*steps"):
+    with pytest.raises(Fatal, match=r"The range selects nothing of .*steps"):
         selected(log, from_=1_000)
     cut = TopicPartition(log.topic_name(STEPS), place.partition, 2)
     admin = AdminClient(log.confluent())
     for future in admin.delete_records([cut]).values():
         future.result(10)
-    with pytest.raises(OffsetLost, match=r"offset 1 of partition . of .* has expired"):
+    with pytest.raises(OffsetLost, match=r"Offset 1 of partition . of .* has expired"):
         selected(log, from_=1)
     assert selected(log) == {"kept"}
 

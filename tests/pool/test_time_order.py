@@ -50,7 +50,7 @@ def test_messages_come_in_the_order_in_which_they_were_written(
     times = {at: number // 5 for number, at in enumerate(written)}
     assert sorted(found) == sorted(written)
     assert [times[at] for at in found] == sorted(times.values())
-    monkeypatch.setattr(time_order, "AHEAD", 2_000)  # fetching pauses all the time
+    monkeypatch.setattr(time_order, "MAX_BUFFER_BYTES", 2_000)  # fetching pauses all the time
     assert read(connection, spans) == found
     for cut in (1, 250, 599):
         here = {

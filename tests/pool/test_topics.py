@@ -140,13 +140,14 @@ def test_twins_with_different_partitions_are_refused(connection: Connection) -> 
 def test_a_topic_that_refuses_our_largest_record_is_refused(connection: Connection) -> None:
     make(connection, POLICY, 1, {"max.message.bytes": "1048588"})
     with pytest.raises(
-        TopicMismatch, match=r"policy takes messages of 1,048,588 bytes and needs 8,454,144; raise"
+        TopicMismatch,
+        match=r"policy accepts messages of 1,048,588 bytes, and 8,454,144 are needed; raise",
     ):
         topics.create(connection, partitions=1)
 
 
 def test_more_copies_than_brokers_are_refused_in_words(connection: Connection) -> None:
-    with pytest.raises(Fatal, match=rf"topic {connection.topic_prefix}\S+ was not created: "):
+    with pytest.raises(Fatal, match=rf"Topic {connection.topic_prefix}\S+ was not created: "):
         topics.create(connection, replication=3)
     assert topics.find_topics(connection) == {}
 

@@ -175,8 +175,8 @@ def test_text_needs_the_tokenizer_of_the_steps(connection: Connection, tmp_path:
 def test_nothing_is_written_when_something_is_wrong(log: Connection, tmp_path: Path) -> None:
     settings = {**log.model_dump(), "into": tmp_path / "out", "topic": "steps"}
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"from_": 1_000}, "the range holds nothing"),
-        ({"of_run": ("run",), "from_version": 7}, "version 7 of run run was never opened"),
+        ({"from_": 1_000}, "The range selects nothing"),
+        ({"of_run": ("run",), "from_version": 7}, "Version 7 of run run does not exist"),
         ({"channel": "nobody's"}, "no trajectory of .* is as selected"),
         ({"rewards": "missing", "topic": "rewarded"}, "rewarded.missing does not exist"),
     ]
@@ -186,7 +186,8 @@ def test_nothing_is_written_when_something_is_wrong(log: Connection, tmp_path: P
     future = b"\xc3\x01" + b"\x07" * 8 + b"whatever"
     produce_raw(log, future)
     with pytest.raises(
-        Fatal, match=r"offset \d+ of partition 0 of .*steps cannot be read: no schema"
+        Fatal,
+        match=r"Offset \d+ of partition 0 of .*steps cannot be read: this version knows no schema",
     ):
         export(ExportSettings(**settings))
     assert list(tmp_path.iterdir()) == []
@@ -251,6 +252,6 @@ def test_a_range_that_has_expired_is_one_sentence(connection: Connection, tmp_pa
     admin = AdminClient(connection.confluent())
     for future in admin.delete_records([cut]).values():
         future.result(30)
-    with pytest.raises(OffsetLost, match=r"offset 1 of partition \d of .*steps has expired"):
+    with pytest.raises(OffsetLost, match=r"Offset 1 of partition \d of .*steps has expired"):
         exported(connection, tmp_path / "out", from_=1)
     assert list(tmp_path.iterdir()) == []

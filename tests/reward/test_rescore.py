@@ -165,7 +165,7 @@ def test_what_cannot_be_done_is_one_sentence_and_nothing_is_written(
     log: Connection, functions: Path, tokenizer: Path
 ) -> None:
     length = f"{functions}:length"
-    with pytest.raises(Fatal, match="is empty, so there is nothing to read"):
+    with pytest.raises(Fatal, match=r"There is nothing to read: .* is empty"):
         run(log, length, into="bad")
     write(log, STEPS, [step("s", tokenizer="0123456789abcdef"), end()])
     refused: list[tuple[str, dict[str, Any]]] = [
@@ -182,7 +182,7 @@ def test_what_cannot_be_done_is_one_sentence_and_nothing_is_written(
         run(log, "none", into="bad")
     unreadable(log)
     with pytest.raises(
-        Fatal, match=r"offset 2 of partition . of .*steps cannot be read: no schema"
+        Fatal, match=r"Offset 2 of partition . of .*steps cannot be read: .* no schema"
     ):
         run(log, length, into="bad")
     assert not [topic for topic in find_topics(log) if topic.startswith("rewarded.")]

@@ -20,7 +20,7 @@ def test_topics_are_created_checked_and_listed(connection: Connection) -> None:
     names = [connection.topic_name(name) for name in TOPICS]
     needed = [connection.topic_name(name) for name, topic in TOPICS.items() if not topic.optional]
     assert before.stderr == (
-        f"steplog: {', '.join(needed)} not found at {connection.bootstrap}; make what is missing"
+        f"steplog: {', '.join(needed)} not found at {connection.bootstrap}; create missing topics"
         " with `steplog topics create`\n"
     )
 
