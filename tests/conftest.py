@@ -1,4 +1,4 @@
-"""One real broker for the whole run, and a topic prefix of its own for every test."""
+"""One real broker for the whole run (all workers), and a topic prefix of its own for every test."""
 
 import itertools
 import os
@@ -9,13 +9,14 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from pool.connection import Connection
 from steplog.kafka import local_kafka
+from tests import processes
 
 
 def _own_ports() -> Iterator[int]:
@@ -29,6 +30,7 @@ def _own_ports() -> Iterator[int]:
 
 
 _ports = _own_ports()
+_RUN = pytest.StashKey[ExitStack]()
 
 
 def free_port() -> int:
@@ -69,11 +71,30 @@ def _is_stopped(thread: Path) -> bool:
     return True  # it has ended
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if processes.RUN_FOLDER in os.environ:  # a worker
+        return
+    run = config.stash[_RUN] = ExitStack()
+    run.enter_context(processes.shared_run_folder())
+    run.callback(_stop_broker)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _RUN in config.stash:
+        config.stash[_RUN].close()
+
+
+def _stop_broker() -> None:
+    with processes.run_folder("kafka") as folder:
+        local_kafka.stop(folder / "kafka")
+
+
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local_kafka.Broker]:
-    directory = tmp_path_factory.mktemp("kafka")
-    yield local_kafka.start(directory, free_port())
-    local_kafka.stop(directory)
+def kafka() -> local_kafka.Broker:
+    """The broker of the whole run. Tests that pause or kill one have one of their own."""
+    with processes.run_folder("kafka") as folder:
+        directory = folder / "kafka"
+        return local_kafka.status(directory) or local_kafka.start(directory, free_port())
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ A byte is a token and its id is its value, so a test knows the ids of a text wit
 and tool calls are single tokens above the bytes.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests import processes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -173,11 +174,12 @@ def build_model_apart(directory: Path, template: str = PLAIN) -> Path:
         "import sys; from pathlib import Path; from tests.tiny_model import build_model; "
         "build_model(Path(sys.argv[1]), sys.argv[2])"
     )
-    subprocess.run(
+    processes.run(
         [sys.executable, "-c", code, str(directory), template],
         cwd=Path(__file__).parent.parent,
         check=True,
         capture_output=True,
+        preload="torch",
     )
     return directory
 

@@ -11,6 +11,7 @@ from pool.connection import Connection
 from pool.core.bookmark import Bookmark, add_mark
 from pool.topics import POLICY, REWARDED, STEPS, TRAJECTORIES
 from schemas import PolicyVersion, Position, Registration
+from tests import processes
 from tests.console.committing import commit, member
 from tests.pool.log import write
 from tests.steplog.command import STEPLOG, reaching, steplog
@@ -113,7 +114,7 @@ def test_the_table_fits_80_columns(log: Connection, group: str) -> None:
 
 def test_watching_goes_on_until_it_is_stopped(log: Connection) -> None:
     command = [STEPLOG, "lag", "--watch", "--json", "--every-s", "0.1", *reaching(log)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with processes.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             times = [json.loads(process.stdout.readline())["at"] for _ in range(3)]

@@ -15,6 +15,7 @@ from console.settings import MonitorSettings
 from pool import topics
 from pool.connection import Connection
 from pool.topics import STEPS
+from tests import processes
 from tests.conftest import free_port
 from tests.console.committing import commit
 from tests.console.looks import look
@@ -47,7 +48,7 @@ def until(done: Callable[[], bool]) -> None:
 def running_monitor(connection: Connection) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     port = free_port()
     command = [STEPLOG, "monitor", "--port", str(port), "--every-s", "0.2", *reaching(connection)]
-    with subprocess.Popen(command) as process:
+    with processes.Popen(command) as process:
         try:
             yield f"http://127.0.0.1:{port}", process
         finally:

@@ -8,7 +8,6 @@ the log has. Delays and faults are drawn by chance.
 import argparse
 import hashlib
 import random
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from secrets import token_hex
 import msgspec
 import uvicorn
 
+from tests import processes
 from tests.gateway import stub_engine
 from tests.gateway.stub_engine import HOST, MODEL, Answer, Stub, StubEngine
 from tests.tiny_model import EOS
@@ -53,7 +53,7 @@ def running_echo(delay: float = 0.0, faults: float = 0.0, port: int = 0) -> Iter
     port = port or free_port()
     command = [sys.executable, "-m", "tests.gateway.echo_engine", "--port", str(port)]
     command += ["--delay", str(delay), "--faults", str(faults)]
-    engine = StubEngine(port, subprocess.Popen(command, cwd=Path(__file__).parents[2]))
+    engine = StubEngine(port, processes.Popen(command, cwd=Path(__file__).parents[2]))
     try:
         stub_engine._wait_until_up(engine)
         yield engine

@@ -18,6 +18,7 @@ import openai
 from pool.connection import Connection
 from pool.topics import STEPS
 from schemas import Position, Record, Step
+from tests import processes
 from tests.conftest import free_port
 from tests.pool.log import messages
 from tests.steplog.command import STEPLOG, reaching
@@ -139,7 +140,7 @@ def running_gateway(
     command += ["--tokenizer", str(tokenizer), *options]
     command += ["--engines", ",".join(engines)] if engines else []
     with tempfile.NamedTemporaryFile(prefix="gateway-", suffix=".log", delete=False) as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = processes.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     gateway = RunningGateway(port, process, connection, Path(output.name))
     try:
         if wait:

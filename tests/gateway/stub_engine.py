@@ -33,6 +33,7 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tests import processes
 from tests.gateway.stub_parsers import Json, Refused, derender, render, usage
 from tests.tiny_model import EOS
 
@@ -417,7 +418,7 @@ def running_stub(tokens: int = TOKENS, model: str = MODEL, port: int = 0) -> Ite
     port = port or free_port()
     command = [sys.executable, "-m", "tests.gateway.stub_engine", "--port", str(port)]
     command += ["--tokens", str(tokens), "--model", model]
-    engine = StubEngine(port, subprocess.Popen(command, cwd=Path(__file__).parents[2]))
+    engine = StubEngine(port, processes.Popen(command, cwd=Path(__file__).parents[2]))
     try:
         _wait_until_up(engine)
         yield engine

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer as ConfluentProducer
@@ -18,7 +19,7 @@ from pool.topics import STEPS
 from schemas import Codec, Position, Record
 from servicekit.errors import BrokerUnavailable, TopicMismatch
 from steplog.kafka import local_kafka
-from tests.conftest import pause_and_wait
+from tests.conftest import free_port, pause_and_wait
 from tests.pool.records import step
 
 pytestmark = pytest.mark.broker
@@ -159,17 +160,25 @@ async def test_a_record_that_cannot_be_read_is_passed_over(
     assert [record.levelname for record in caplog.records if "cannot be read" in record.message]
 
 
-async def test_it_survives_a_broker_that_pauses(log: Connection, kafka: local_kafka.Broker) -> None:
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[local_kafka.Broker]:
+    yield local_kafka.start(tmp_path, free_port())
+    local_kafka.stop(tmp_path)
+
+
+async def test_it_survives_a_broker_that_pauses(own_broker: local_kafka.Broker) -> None:
+    log = Connection(bootstrap=own_broker.bootstrap)
+    topics.create(log, partitions=PARTITIONS)
     seen = Seen()
     async with Producer(log, CODEC) as producer, following(log, seen) as follower:
         await write(producer, "before")
-        pause_and_wait(kafka.pid)
+        pause_and_wait(own_broker.pid)
         try:
             waiting = asyncio.create_task(follower.sync())
             done, _ = await asyncio.wait([waiting], timeout=1.5)
             assert not done
         finally:
-            os.kill(kafka.pid, signal.SIGCONT)
+            os.kill(own_broker.pid, signal.SIGCONT)
         async with asyncio.timeout(LIMIT):
             await waiting
             assert seen.ids == ["before"]

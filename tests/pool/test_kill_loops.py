@@ -25,6 +25,7 @@ from pool.producers.producer import Producer
 from pool.topics import REWARDED, STEPS
 from schemas import Record, Step, TrajectoryEnd
 from steplog.kafka import local_kafka
+from tests import processes
 from tests.conftest import free_port, kill
 from tests.pool import copier
 from tests.pool.log import identity, messages, records
@@ -113,7 +114,9 @@ class Worker:
         # Told to end before it listens, it hears so later.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
-            self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+            self.process: subprocess.Popen[str] = processes.Popen(
+                self._command, stdout=subprocess.PIPE, text=True
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self.started.append(self.process)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -38,6 +37,7 @@ from schemas import (
 )
 from servicekit.errors import Fatal
 from steplog.kafka import local_kafka
+from tests import processes
 from tests.pool.log import messages, records, until, write
 from tests.pool.records import end, run_of, step
 
@@ -247,7 +247,7 @@ def test_a_killed_copy_is_gone_on_with(log: Log) -> None:
     prefix = log.connection.topic_prefix
     for records_more in (2, 9):
         command = [sys.executable, "-c", KILLED, log.connection.bootstrap, prefix, log.uid]
-        ended = subprocess.run(
+        ended = processes.run(
             [*command, str(records_more)], env={**os.environ, "PYTHONPATH": "."}, timeout=120
         )
         assert ended.returncode == -signal.SIGKILL

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -19,6 +18,7 @@ from replay.settings import ExportSettings
 from schemas import Codec, Step
 from schemas.codec import single_object_header
 from servicekit.errors import Fatal, OffsetLost
+from tests import processes
 from tests.pool.log import messages, write
 from tests.pool.records import end, feedback, run_of, step
 from tests.pool.written import conversation
@@ -235,7 +235,7 @@ def test_a_killed_export_leaves_nothing_that_looks_complete(
 ) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-c", KILLED, log.bootstrap, log.topic_prefix, str(out)]
-    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": "."}, timeout=120)
+    ended = processes.run(command, env={**os.environ, "PYTHONPATH": "."}, timeout=120)
     assert ended.returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir()] == [".out.part"]
     exported(log, out, topic="rewarded")

@@ -15,6 +15,7 @@ from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
 from reward.worker import worker
 from steplog import cli
+from tests import processes
 from tests.conftest import free_port
 from tests.pool.copier import suicide
 from tests.reward.running import RunningWorker
@@ -30,7 +31,7 @@ def dying_worker(
     command = [sys.executable, "-m", "tests.reward.dying", stage, str(count), "reward"]
     command += [*reaching(connection), "--port", str(port), *options]
     with tempfile.NamedTemporaryFile(prefix="reward-", suffix=".log", delete=False) as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = processes.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     worker = RunningWorker(port, process, Path(output.name))
     try:
         yield worker

@@ -18,6 +18,7 @@ from pool.connection import Connection
 from pool.readers.end_offsets import wait_until_readable
 from pool.topics import DEAD_LETTERS, REWARDED
 from schemas import Record, Step, TrajectoryEnd
+from tests import processes
 from tests.conftest import free_port
 from tests.pool.log import messages, records
 from tests.pool.records import end, step
@@ -63,7 +64,7 @@ def running_worker(
     port = free_port()
     command = [STEPLOG, "reward", *reaching(connection), "--port", str(port), "--slot", slot]
     with tempfile.NamedTemporaryFile(prefix="reward-", suffix=".log", delete=False) as output:
-        process = subprocess.Popen([*command, *options], stdout=output, stderr=subprocess.STDOUT)
+        process = processes.Popen([*command, *options], stdout=output, stderr=subprocess.STDOUT)
     worker = RunningWorker(port, process, Path(output.name))
     try:
         yield worker

@@ -18,6 +18,7 @@ from reward.rescore import command as rescore
 from reward.settings import RescoreSettings
 from schemas import Feedback, Step, TrajectoryEnd
 from servicekit.errors import Fatal
+from tests import processes
 from tests.pool.log import messages, records, write
 from tests.pool.records import end, feedback, note, step
 from tests.reward.running import answered, ends, running_worker, wait_for, wait_for_ends
@@ -135,7 +136,7 @@ def test_killed_in_the_middle_it_goes_on_and_each_trajectory_is_there_once(
     topic = "rewarded.killed"
     halt = functions.with_name("halt")
     halt.touch()
-    process = subprocess.Popen(words, stdout=subprocess.PIPE)
+    process = processes.Popen(words, stdout=subprocess.PIPE)
     try:
         wait_for(lambda: topic in find_topics(log) and len(ends(log, topic)) > 60)
     finally:
@@ -144,7 +145,7 @@ def test_killed_in_the_middle_it_goes_on_and_each_trajectory_is_there_once(
     assert len(ends(log, topic)) < len(uids), "it was over before it was killed"
     halt.unlink()
     write(log, STEPS, answered("afterwards", "x"))
-    again = subprocess.run(words, capture_output=True, text=True)
+    again = processes.run(words, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert ends(log, topic).keys() == set(uids), "the range ends where it ended at first"
     by_prompt: dict[str, list[int]] = {}

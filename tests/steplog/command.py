@@ -2,18 +2,17 @@
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 from pool.connection import Connection
+from tests import processes
 
-STEPLOG = str(Path(sys.executable).with_name("steplog"))
+STEPLOG = processes.STEPLOG
 
 
 def steplog(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs to its end, with these variables besides our own."""
     environ = {**os.environ, **variables}
-    return subprocess.run([STEPLOG, *words], capture_output=True, text=True, env=environ)
+    return processes.run([STEPLOG, *words], capture_output=True, text=True, env=environ)
 
 
 def reaching(connection: Connection) -> list[str]:

@@ -24,6 +24,7 @@ from pool.topics import STEPS, TRAJECTORIES
 from schemas import Codec, Position, Record, Registration
 from steplog.cat import CatSettings
 from steplog.kafka import local_kafka
+from tests import processes
 from tests.pool.records import step
 from tests.pool.written import conversation
 from tests.steplog.command import STEPLOG, reaching, steplog
@@ -96,7 +97,7 @@ def places(lines: list[dict[str, Any]]) -> list[tuple[int, int]]:
 @contextmanager
 def following(connection: Connection, *words: str) -> Iterator["subprocess.Popen[str]"]:
     command = [STEPLOG, "cat", STEPS, "--follow", *words, *reaching(connection)]
-    process = subprocess.Popen(
+    process = processes.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
     try:
@@ -208,7 +209,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(kafka: local_kafka.Broker) ->
     for number in range(4):
         write(log, "p", step(f"s{number}", ids=range(60_000)))
     command = [STEPLOG, "cat", STEPS, *reaching(log)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = processes.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert next_line(process)["step_id"] == "s0"
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()

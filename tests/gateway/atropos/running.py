@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from pool.connection import Connection
+from tests import processes
 from tests.conftest import free_port, kill_and_wait
 from tests.steplog.command import STEPLOG, reaching
 
@@ -173,7 +174,7 @@ def running_atropos(
     port = port or free_port()
     command = [STEPLOG, "atropos", *reaching(connection), "--port", str(port), *options]
     with tempfile.NamedTemporaryFile(prefix="atropos-", suffix=".log", delete=False) as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = processes.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     running = RunningAtropos(port, process, Path(output.name))
     try:
         if wait:
@@ -200,7 +201,9 @@ def counting(
     script = Path(__file__).with_name("counting_env.py")
     with log.open("wb") as output:
         command = [sys.executable, str(script), "serve"]
-        env = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environ)
+        env = processes.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environ, preload="atropos"
+        )
     try:
         yield env
     finally:

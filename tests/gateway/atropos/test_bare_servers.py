@@ -3,7 +3,6 @@ told, and looks every second whether they live."""
 
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.topics import STEPS
 from schemas import Step
+from tests import processes
 from tests.gateway.asking import eventually
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
@@ -49,7 +49,9 @@ def ask(kind: str, tokenizer: Path, probes: Callable[[int], float]) -> int:
     environ = os.environ | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(script), kind, str(tokenizer)]
     with tempfile.TemporaryFile("w+") as said:
-        asking = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=said, text=True, env=environ)
+        asking = processes.Popen(
+            command, stdin=-1, stdout=-1, stderr=said, text=True, env=environ, preload="atropos"
+        )
         with asking as process:
             assert process.stdout is not None
             samples = next((int(line) for line in process.stdout if line.strip().isdigit()), 0)

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from steplog import Environment, EnvironmentSettings, Rollout, TryAgain
+from tests import processes
 
 ROOT = Path(__file__).parents[3]
 
@@ -103,7 +104,7 @@ class Broken(Counting):
 
 def running(name: str, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", __name__, name, *words]
-    return subprocess.Popen(command, env={"PYTHONPATH": str(ROOT)}, stdout=-1, stderr=-1, text=True)
+    return processes.Popen(command, env={"PYTHONPATH": str(ROOT)}, stdout=-1, stderr=-1, text=True)
 
 
 def run(name: str, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -7,7 +7,6 @@ is drawn from a fixed seed, so every group has some of both.
 import argparse
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 import msgspec
 import uvicorn
 
+from tests import processes
 from tests.gateway import stub_engine
 from tests.gateway.asking import call
 from tests.gateway.stub_engine import HOST, MODEL, Answer, Stub, StubEngine
@@ -76,7 +76,7 @@ def running_player(delay: float = 0.0) -> Iterator[StubEngine]:
     port = free_port()
     command = [sys.executable, "-m", "tests.steplog.environment.player", "--port", str(port)]
     root = Path(__file__).parents[3]
-    process = subprocess.Popen([*command, "--delay", str(delay)], cwd=root)
+    process = processes.Popen([*command, "--delay", str(delay)], cwd=root)
     engine = StubEngine(port, process)
     try:
         stub_engine._wait_until_up(engine)

@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from steplog.environment.backends.direct import Direct
+from tests import processes
 from tests.gateway.asking import eventually
 from tests.steplog.environment.environments import ROOT
 from tests.steplog.environment.openai_server import running_server
@@ -75,7 +76,7 @@ def start() -> Iterator[Start]:
         def begin(name: str, *words: str) -> "subprocess.Popen[str]":
             Path("mine.py").write_text(SAYS)
             process = stack.enter_context(
-                subprocess.Popen(
+                processes.Popen(
                     [sys.executable, "mine.py", name, *words],
                     env={"PYTHONPATH": str(ROOT)},
                     stdout=subprocess.PIPE,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pool import topics
 from pool.connection import Connection
 from pool.core.versions import Version
+from tests import processes
 from tests.gateway.running import running_gateway
 from tests.reward.running import running_worker
 from tests.steplog.command import STEPLOG, reaching
@@ -123,7 +124,7 @@ def running_trainer(
     command = [STEPLOG, "train", *reaching(connection), *options]
     command += [word for name, value in fixed.items() for word in (f"--{name}", str(value))]
     with tempfile.NamedTemporaryFile(prefix="train-", suffix=".log", delete=False) as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = processes.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     trainer = Trainer(process, Path(output.name))
     try:
         yield trainer
