@@ -1,8 +1,8 @@
-"""Lines of the log: text for people, or JSON for machines.
+"""Log lines of services: as text for people, or as JSON for machines.
 
-A line about a trajectory, a Step or a version carries their ids as `extra`, so that all lines on one of
-them can be found. No line says what an agent or a model said, nor a key: who logs an error that may
-quote them logs its kind.
+A line about a trajectory, a Step or a version has their ids as `extra`, so that all lines about one of
+them can be found. No line contains a key, or text of an agent or a model: of an error whose message may
+quote them, only the type is logged.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from servicekit import tracing
 
 LogFormat = Literal["text", "json"]
-TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 FIELDS = (
     "run",
     "trajectory_uid",
@@ -28,19 +28,19 @@ FIELDS = (
     "partition",
     "offset",
 )
-"""What a line may carry besides its words."""
+"""Names of `extra` that JSON lines include."""
 
 log = logging.getLogger(__name__)
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     def __init__(self, service: str, run: str | None = None) -> None:
         super().__init__()
         self._service = service
         self._run = {} if run is None else {"run": run}
 
     def format(self, record: logging.LogRecord) -> str:
-        known = vars(record)
+        attributes = vars(record)
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -48,7 +48,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             **self._run,
-            **{name: known[name] for name in FIELDS if name in known},
+            **{name: attributes[name] for name in FIELDS if name in attributes},
         }
         if trace := tracing.current().traceparent:
             line["trace_id"] = trace.split("-")[1]
@@ -57,29 +57,30 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def start(service: str, shape: LogFormat, run: str | None = None) -> None:
-    logging.basicConfig(level=logging.INFO, format=TEXT)
-    logging.getLogger("aiokafka").setLevel(logging.WARNING)  # it tells of every topic it opens
-    if shape == "json":
+def start(service: str, log_format: LogFormat, run: str | None = None) -> None:
+    logging.basicConfig(level=logging.INFO, format=TEXT_FORMAT)
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)  # it logs every topic it opens
+    if log_format == "json":
         for handler in logging.getLogger().handlers:
-            handler.setFormatter(JsonLines(service, run))
-        _take_over_the_rest()
+            handler.setFormatter(JsonFormatter(service, run))
+        _redirect_other_loggers()
 
 
 def is_json() -> bool:
-    return any(isinstance(h.formatter, JsonLines) for h in logging.getLogger().handlers)
+    return any(isinstance(h.formatter, JsonFormatter) for h in logging.getLogger().handlers)
 
 
-def _take_over_the_rest() -> None:
-    """What would be written past our handlers: of libraries with their own, of Python itself."""
+def _redirect_other_loggers() -> None:
+    """Sends to our handlers what would bypass them: libraries with handlers of their own, warnings, and
+    uncaught exceptions."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger) and logger.handlers:
             logger.handlers.clear()
             logger.propagate = True
     logging.captureWarnings(True)
-    sys.excepthook = lambda kind, error, _: _uncaught(kind, error)
-    threading.excepthook = lambda told: _uncaught(told.exc_type, told.exc_value)
+    sys.excepthook = lambda kind, error, _: _log_uncaught(kind, error)
+    threading.excepthook = lambda hook: _log_uncaught(hook.exc_type, hook.exc_value)
 
 
-def _uncaught(kind: type[BaseException], error: BaseException | None) -> None:
-    log.critical("nobody expected %s", kind.__name__, exc_info=error)
+def _log_uncaught(kind: type[BaseException], error: BaseException | None) -> None:
+    log.critical("Unhandled exception: %s", kind.__name__, exc_info=error)

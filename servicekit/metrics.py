@@ -1,6 +1,7 @@
-"""The metrics that every consumer of the log has, by their names in Prometheus.
+"""The Prometheus metrics that all consumers of the log share.
 
-A process has one registry, and a name can be in it once: so they stand here, and not with a service.
+A process has one registry, in which a name can exist only once: so these are defined here and not in
+each service.
 """
 
 from collections.abc import Mapping
@@ -9,16 +10,19 @@ from prometheus_client import Counter, Gauge
 
 lag = Gauge(
     "kafka_consumergroup_lag",
-    "Records that the group has not processed",
+    "Records that the consumer group has not processed yet",
     ["consumergroup", "topic", "partition"],
 )
 last_progress = Gauge(
-    "consumer_last_progress_timestamp_seconds", "When the consumer last committed"
+    "consumer_last_progress_timestamp_seconds", "Unix time of the consumer's last commit"
 )
-dead_letters = Counter("dead_letters", "Records put aside", ["stage", "reason"])
+dead_letters = Counter(
+    "dead_letters", "Unusable records written to dead-letters", ["stage", "reason"]
+)
 
 
-def set_lag(group: str, topic: str, behind: Mapping[int, int]) -> None:
-    lag.clear()  # partitions move
-    for partition, records in behind.items():
+def set_lag(group: str, topic: str, lags: Mapping[int, int]) -> None:
+    """Replaces the lag of all partitions, since they move between members."""
+    lag.clear()
+    for partition, records in lags.items():
         lag.labels(group, topic, partition).set(records)

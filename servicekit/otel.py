@@ -1,8 +1,9 @@
-"""OpenTelemetry. Nothing else of ours imports the package, and nothing imports this without need.
+"""Export of traces with OpenTelemetry: the only module that imports it, itself imported only when
+traces are on.
 
-Sending happens in the SDK's own thread, from a queue with a limit: a collector that is away or slow
-costs spans, never work. That is said once when it begins and once when it is over. A process that is
-killed loses the spans of its last seconds; what they told of is in the log.
+The SDK sends spans in its own thread from a bounded queue: a collector that is slow or unavailable
+costs spans, never work. This is logged once when it begins and once when it is over. A killed process
+loses the spans of its last seconds; the records that they describe are in the log.
 """
 
 import atexit
@@ -25,10 +26,10 @@ from servicekit.spans import TRACEPARENT, Kind, Span, Tracer
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS = 3.0
-"""Seconds that an ending process gives to what is not sent yet."""
+SHUTDOWN_TIMEOUT_S = 3.0
+"""Seconds that an ending process waits for unsent spans."""
 MAX_LINKS = 128
-"""Of one span; it is the SDK's own limit, which would keep the last ones and not the first."""
+"""Links of one span. It is the SDK's own limit, but the SDK would keep the last ones, not the first."""
 KINDS = {kind.name.lower(): kind for kind in trace.SpanKind}
 NAMES = {
     "method": "http.request.method",
@@ -49,7 +50,7 @@ NAMES = {
     "messaging": "messaging.operation.name",
     "messaging_type": "messaging.operation.type",
 }
-"""What OpenTelemetry's conventions have a name for; everything else is `steplog.…`."""
+"""Attributes with a name in OpenTelemetry's conventions; all others become `steplog.…`."""
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -60,10 +61,10 @@ class RecordedSpan(Span):
 
     @property
     def traceparent(self) -> str:  # type: ignore[override]
-        at = self._span.get_span_context()
-        if not at.is_valid:
+        ids = self._span.get_span_context()
+        if not ids.is_valid:
             return ""
-        return f"00-{at.trace_id:032x}-{at.span_id:016x}-{int(at.trace_flags):02x}"
+        return f"00-{ids.trace_id:032x}-{ids.span_id:016x}-{int(ids.trace_flags):02x}"
 
     def __enter__(self) -> Self:
         self._token = context.attach(trace.set_span_in_context(self._span))
@@ -108,32 +109,32 @@ class RecordingTracer(Tracer):
         kind: Kind = "internal",
         parent: str | None = None,
         links: Sequence[str] = (),
-        **about: Any,
+        **attributes: Any,
     ) -> Span:
-        begun = self._tracer.start_span(
+        span = self._tracer.start_span(
             name,
             None if parent is None else _context(parent),
             KINDS[kind],
-            _attributes(about),
-            [trace.Link(_named(link)) for link in links[:MAX_LINKS]],
+            _attributes(attributes),
+            [trace.Link(_span_context(link)) for link in links[:MAX_LINKS]],
         )
-        return RecordedSpan(begun)
+        return RecordedSpan(span)
 
     def current(self) -> Span:
         return RecordedSpan(trace.get_current_span())
 
     def close(self) -> None:
-        """In a thread, since the SDK waits for a collector that is away as long as that may take."""
+        """In a thread, since the SDK would wait without limit for a collector that is unavailable."""
         atexit.unregister(self.close)
-        last = Thread(target=self._provider.shutdown, name="last spans", daemon=True)
-        last.start()
-        last.join(LAST_WORDS)
+        shutdown = Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        shutdown.start()
+        shutdown.join(SHUTDOWN_TIMEOUT_S)
 
 
 def open_tracer(service: str) -> Tracer:
-    own = {"service.name": f"steplog-{service}", "service.version": distribution.version()}
-    # What the OTEL_… variables say of the resource goes over what we say.
-    resource = Resource.create(own).merge(OTELResourceDetector().detect())
+    defaults = {"service.name": f"steplog-{service}", "service.version": distribution.version()}
+    # The OTEL_… variables take precedence.
+    resource = Resource.create(defaults).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(QuietExporter(OTLPSpanExporter())))
     tracer = RecordingTracer(provider)
@@ -142,38 +143,43 @@ def open_tracer(service: str) -> Tracer:
 
 
 class QuietExporter(SpanExporter):
-    """Says that the collector is away in one line, where the SDK says it for every batch."""
+    """Logs once that the collector is unavailable, where the SDK would log it for every batch."""
 
     def __init__(self, exporter: OTLPSpanExporter) -> None:
         self._exporter = exporter
-        self._where = LOGIN.sub("***", str(exporter._endpoint))
-        self._is_away = False
+        self._endpoint = LOGIN.sub("***", str(exporter._endpoint))
+        self._is_unavailable = False
         for name in ("opentelemetry.exporter", "opentelemetry.sdk"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)
-        is_away = result is not SpanExportResult.SUCCESS
-        if is_away and not self._is_away:
-            log.warning("traces cannot be sent to %s; until they can, they are lost", self._where)
-        elif self._is_away and not is_away:
-            log.info("traces are sent to %s again", self._where)
-        self._is_away = is_away
+        is_unavailable = result is not SpanExportResult.SUCCESS
+        if is_unavailable and not self._is_unavailable:
+            log.warning(
+                "Traces cannot be sent to %s; they are lost until they can.", self._endpoint
+            )
+        elif self._is_unavailable and not is_unavailable:
+            log.info("Traces are sent to %s again.", self._endpoint)
+        self._is_unavailable = is_unavailable
         return result
 
     def shutdown(self) -> None:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
-def _attributes(about: dict[str, Any]) -> dict[str, Any]:
-    known = {name: told for name, told in about.items() if told is not None}
-    return {NAMES.get(name, f"steplog.{name}"): told for name, told in known.items()}
+def _attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {
+        NAMES.get(name, f"steplog.{name}"): value
+        for name, value in attributes.items()
+        if value is not None
+    }
 
 
 def _context(traceparent: str) -> context.Context:
-    """Of a span elsewhere. What cannot be read names none: a new trace begins."""
+    """The context of a span in another process. An unreadable traceparent starts a new trace."""
     return _propagator.extract({TRACEPARENT: traceparent}, context.Context())
 
 
-def _named(traceparent: str) -> trace.SpanContext:
+def _span_context(traceparent: str) -> trace.SpanContext:
     return trace.get_current_span(_context(traceparent)).get_span_context()

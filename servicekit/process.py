@@ -1,8 +1,8 @@
-"""What every process of ours has in common: how it logs, listens, stops and says what it was given.
+"""What all service processes share: starting to log, listening, and stopping on signals.
 
-A process says its settings in its first line, with secrets masked, once it is clear that it can start:
-a mistake is one sentence and nothing else. It stops on SIGTERM and SIGINT,
-after what is under way is finished. What it cannot do is one sentence for a person.
+A service logs its settings, with secrets masked, in its first line, once it is clear that it can start;
+until then an error is one sentence and nothing else. It stops on SIGTERM and SIGINT after finishing
+the work under way.
 """
 
 import gc
@@ -21,7 +21,7 @@ from servicekit.masking import format_settings
 log = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Addresses that nobody else can reach."""
+"""Addresses that other machines cannot reach."""
 
 
 class ObservabilitySettings(BaseModel):
@@ -41,7 +41,7 @@ def start_logging(service: str, settings: ObservabilitySettings) -> None:
 
 
 def check_address(host: str, insecure: bool, danger: str) -> None:
-    """Refuses, for settings, an address that others can reach, unless that is meant."""
+    """For validators: refuses an address that other machines can reach, unless `insecure`."""
     if host not in LOOPBACK and not insecure:
         raise ValueError(f"listening on {host} {danger}")
 
@@ -59,27 +59,28 @@ def listen(
     except OSError as error:
         listener.close()
         raise Fatal(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}"
+            f"Cannot listen on {host}:{port}: {error.strerror}; choose another {option}"
         ) from error
     return listener
 
 
 def tune_garbage_collector() -> None:
-    """What a request leaves behind goes by reference counts. Looking for cycles after every 700 new
-    objects, through all that was loaded at the start, took a tenth of the time."""
+    """Makes garbage collection rare. What a request leaves behind is freed by reference counting, and
+    looking for cycles after every 700 new objects, among everything loaded at the start, took a tenth
+    of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 50)
 
 
 def stop_on_signals() -> threading.Event:
-    """Set when the process is asked to stop. What is under way is finished first, by whoever looks."""
+    """An event that SIGTERM and SIGINT set; the service then finishes the work under way and stops."""
     stop = threading.Event()
 
-    def ask(number: int, _: FrameType | None) -> None:
-        log.info("stopping on %s", signal.Signals(number).name)
+    def request_stop(number: int, _: FrameType | None) -> None:
+        log.info("Stopping on %s", signal.Signals(number).name)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, ask)
+        signal.signal(number, request_stop)
     return stop

@@ -1,4 +1,4 @@
-"""How far a long command is, for whoever watches it: nothing is shown unless somebody does."""
+"""The progress bar of long commands; it is shown on terminals only."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-Moved = Callable[[int], None]
+SetDone = Callable[[int], None]
 
 
 @contextmanager
-def show_progress(title: str, total: int) -> Iterator[Moved]:
-    """Tell it how much is done, as often as you like: it looks at the clock itself."""
+def show_progress(title: str, total: int) -> Iterator[SetDone]:
+    """Yields a function to call with the amount done, as often as you like: drawing is rate-limited."""
     console = Console(stderr=True)
-    shown = Progress(
+    progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -21,6 +21,6 @@ def show_progress(title: str, total: int) -> Iterator[Moved]:
         console=console,
         disable=not console.is_terminal,
     )
-    with shown:
-        task = shown.add_task(title, total=total)
-        yield lambda done: shown.update(task, completed=done)
+    with progress:
+        task = progress.add_task(title, total=total)
+        yield lambda done: progress.update(task, completed=done)

@@ -1,7 +1,7 @@
-"""Typed settings from a file, the environment and the command line, for whoever has some.
+"""Typed settings from a file, the environment and the command line.
 
-Later sources win: file, then environment, then command line. An unknown key is an error, with the
-nearest one that exists. Values never appear in messages, as any of them could hold a secret.
+Later sources win: file, then environment, then command line. An unknown key is an error that suggests
+the nearest existing one. Values never appear in messages, as any of them could hold a secret.
 
 This module knows no service. `SettingsScope` says which other services have settings in the same
 places: it is up to them to check their keys.
@@ -20,7 +20,7 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 POSITIONAL: JsonDict = {"positional": True}
-"""As a field's `json_schema_extra`: it is given without a flag."""
+"""As a field's `json_schema_extra`: the argument is given without an option name."""
 
 PREFIX = "STEPLOG_"
 DEFAULT_FILE = Path("steplog.toml")
@@ -29,12 +29,13 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 
 class SettingsScope(NamedTuple):
-    """Who shares the settings file and the environment."""
+    """The services that share the settings file and the environment."""
 
     services: Collection[str]
-    """Each has a table of the file, and a prefix of variables."""
+    """Each has a table in the file and a prefix of variables."""
     shared: Mapping[str, FieldInfo] | None
-    """What is given for every service; None where that is not known, and not looked at."""
+    """The settings that can be given for all services at once; None: they are not known here, and not
+    checked."""
 
 
 class SettingsError(Exception):
@@ -46,14 +47,14 @@ class SettingsError(Exception):
 
 
 class SourcedValue(NamedTuple):
-    """A value, and the words for where it was found."""
+    """A value and the description of its source, for messages."""
 
     value: Any
-    where: str
+    source: str
 
 
 def add_options(parser: argparse.ArgumentParser, cls: type[BaseModel]) -> None:
-    """Add `--config` and one option per field; what is not given stays out of the namespace."""
+    """Adds `--config` and one option per field; options not given stay out of the namespace."""
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -80,19 +81,19 @@ def load(
     service: str,
     namespace: argparse.Namespace,
     environ: Mapping[str, str],
-    house: SettingsScope,
+    scope: SettingsScope,
 ) -> Settings:
-    """Merge all sources into the settings of one service."""
+    """Merges all sources into the settings of one service."""
     problems: list[str] = []
     given = {
-        **_from_file(cls, service, _file(namespace, environ), house, problems),
-        **_from_environment(cls, service, environ, house, problems),
+        **_from_file(cls, service, _file(namespace, environ), scope, problems),
+        **_from_environment(cls, service, environ, scope, problems),
         **_from_command_line(cls, namespace),
     }
     try:
         settings = cls.model_validate({name: item.value for name, item in given.items()})
     except ValidationError as error:
-        problems += _sentences(cls, service, given, error)
+        problems += _describe_errors(cls, service, given, error)
     if problems:
         raise SettingsError(problems)
     return settings
@@ -106,12 +107,12 @@ def _file(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Path | N
 
 
 def _from_file(
-    cls: type[BaseModel], service: str, file: Path | None, house: SettingsScope, problems: list[str]
+    cls: type[BaseModel], service: str, file: Path | None, scope: SettingsScope, problems: list[str]
 ) -> dict[str, SourcedValue]:
     content = _read(file, problems) if file else {}
-    tables = {key: value for key, value in content.items() if key in house.services}
-    shared = {key: value for key, value in content.items() if key not in house.services}
-    if house.shared is None:  # then a table may well be somebody else's
+    tables = {key: value for key, value in content.items() if key in scope.services}
+    shared = {key: value for key, value in content.items() if key not in scope.services}
+    if scope.shared is None:  # then an unknown table may belong to another service
         shared = {key: value for key, value in shared.items() if not isinstance(value, dict)}
     problems += [
         f"{key} in {file} must be a table, written [{key}]"
@@ -120,16 +121,16 @@ def _from_file(
     ]
     own = tables.get(service, {})
     own = own if isinstance(own, dict) else {}
-    known = house.shared or {}
+    known = scope.shared or {}
     problems += [
-        _unknown(f"key {key}", f"at the top level of {file}", key, [*known, *house.services])
+        _unknown(f"key {key}", f"at the top level of {file}", key, [*known, *scope.services])
         + (
             f" (as a key of {service}, it belongs in [{service}])"
             if key in cls.model_fields
             else ""
         )
         for key in shared
-        if key not in known and (house.shared is not None or key in cls.model_fields)
+        if key not in known and (scope.shared is not None or key in cls.model_fields)
     ]
     problems += [
         _unknown(f"key {key}", f"in [{service}] of {file}", key, cls.model_fields)
@@ -151,7 +152,7 @@ def _read(file: Path, problems: list[str]) -> dict[str, Any]:
     kind = "YAML" if file.suffix in (".yaml", ".yml") else "TOML"
     try:
         text = file.read_text(encoding="utf-8")
-        return _parsed_yaml(text) if kind == "YAML" else tomllib.loads(text)
+        return _parse_yaml(text) if kind == "YAML" else tomllib.loads(text)
     except OSError as error:
         problems.append(f"the settings file {file} cannot be read: {error.strerror}")
     except ValueError as error:
@@ -159,7 +160,7 @@ def _read(file: Path, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _parsed_yaml(text: str) -> dict[str, Any]:
+def _parse_yaml(text: str) -> dict[str, Any]:
     import yaml
 
     try:
@@ -167,7 +168,7 @@ def _parsed_yaml(text: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
     if not isinstance(content or {}, dict):
-        raise ValueError("it must hold names and values")
+        raise ValueError("it must contain names and values")
     return content or {}
 
 
@@ -175,16 +176,20 @@ def _from_environment(
     cls: type[BaseModel],
     service: str,
     environ: Mapping[str, str],
-    house: SettingsScope,
+    scope: SettingsScope,
     problems: list[str],
 ) -> dict[str, SourcedValue]:
-    known = variables(house.shared or {}, PREFIX) | variables(cls.model_fields, prefix_of(service))
-    checked = (service,) if house.shared is None else (None, service)
+    known = variables(scope.shared or {}, PREFIX) | variables(cls.model_fields, prefix_of(service))
+    checked = (service,) if scope.shared is None else (None, service)
     found = {}
     # Names known for all services come first in `known`, so the service's own overwrite them.
     for variable, (name, is_file) in known.items():
         if variable in environ and name in cls.model_fields:
-            text = _content(variable, environ[variable], problems) if is_file else environ[variable]
+            text = (
+                _read_secret(variable, environ[variable], problems)
+                if is_file
+                else environ[variable]
+            )
             found[name] = SourcedValue(_parse(cls.model_fields[name], text), variable)
     problems += [
         f"{variable} and {variable}_FILE are both set; remove one of them"
@@ -196,13 +201,13 @@ def _from_environment(
         for variable in environ
         if variable.startswith(PREFIX)
         and variable not in {*known, f"{PREFIX}CONFIG"}
-        and _owner(variable, house) in checked
+        and _owner(variable, scope) in checked
     ]
     return found
 
 
 def variables(fields: Mapping[str, FieldInfo], prefix: str) -> dict[str, tuple[str, bool]]:
-    """The variables that give these fields; the flag says that the variable names a file."""
+    """The environment variables of these fields; the flag says whether the variable names a file."""
     names = {prefix + name.upper(): (name, False) for name in fields}
     secrets = [name for name, field in fields.items() if plain_type(field) is SecretStr]
     return names | {f"{prefix}{name.upper()}_FILE": (name, True) for name in secrets}
@@ -212,13 +217,13 @@ def prefix_of(service: str) -> str:
     return f"{PREFIX}{service.upper().replace('-', '_')}_"
 
 
-def _owner(variable: str, house: SettingsScope) -> str | None:
-    """The service that a variable speaks to: the one with the longest name that fits."""
-    owners = [service for service in house.services if variable.startswith(prefix_of(service))]
+def _owner(variable: str, scope: SettingsScope) -> str | None:
+    """The service that a variable belongs to: the one with the longest matching prefix."""
+    owners = [service for service in scope.services if variable.startswith(prefix_of(service))]
     return max(owners, key=len, default=None)
 
 
-def _content(variable: str, file: str, problems: list[str]) -> str:
+def _read_secret(variable: str, file: str, problems: list[str]) -> str:
     try:
         return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
     except OSError as error:
@@ -241,7 +246,7 @@ def _from_command_line(
 
 
 def _parse(field: FieldInfo, value: Any) -> Any:
-    """Split text for a field of many values; single ones are pydantic's to read."""
+    """Splits the text of a field with many values; pydantic parses single values."""
     if isinstance(value, str) and get_origin(plain_type(field)) in (tuple, list):
         return [part.strip() for part in value.split(",")] if value else []
     return value
@@ -273,7 +278,7 @@ def _help(name: str, field: FieldInfo) -> str:
     if get_origin(kind) in (tuple, list):
         parts.append("separated by commas")
     if kind is SecretStr:
-        parts.append("others can see a command line, so better give a variable or a file")
+        parts.append("better given as a variable or in a file, since others can see a command line")
     return "; ".join(parts) + _default(field)
 
 
@@ -291,27 +296,27 @@ def default_text(field: FieldInfo) -> str:
     return "" if default is None else str(default)
 
 
-def _unknown(what: str, where: str, name: str, known: Collection[str]) -> str:
+def _unknown(key: str, source: str, name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    return f"unknown {what} {where}" + (f"; did you mean {near[0]}?" if near else "")
+    return f"unknown {key} {source}" + (f"; did you mean {near[0]}?" if near else "")
 
 
-def _sentences(
+def _describe_errors(
     cls: type[BaseModel], service: str, given: Mapping[str, SourcedValue], error: ValidationError
 ) -> list[str]:
     return [
-        _sentence(cls, service, given, ".".join(map(str, problem["loc"])), problem["msg"])
+        _describe_error(cls, service, given, ".".join(map(str, problem["loc"])), problem["msg"])
         for problem in error.errors(include_url=False, include_context=False, include_input=False)
     ]
 
 
-def _sentence(
+def _describe_error(
     cls: type[BaseModel], service: str, given: Mapping[str, SourcedValue], path: str, expected: str
 ) -> str:
     name = path.partition(".")[0]
     if name not in cls.model_fields:
-        told = expected.removeprefix("Value error, ")
-        return f"the settings of {service} do not fit together: {told}"
+        problem = expected.removeprefix("Value error, ")
+        return f"the settings of {service} do not fit together: {problem}"
     if name not in given:
         return (
             f"{name} is missing: give {option_flag(name)}, {prefix_of(service)}{name.upper()}, "
@@ -320,4 +325,4 @@ def _sentence(
     if plain_type(cls.model_fields[name]) is SecretStr:
         expected = "the value is not accepted"
     expected = expected.removeprefix("Value error, ")
-    return f"{given[name].where} cannot be used: {expected[:1].lower()}{expected[1:]}"
+    return f"{given[name].source} cannot be used: {expected[:1].lower()}{expected[1:]}"

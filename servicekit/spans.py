@@ -12,13 +12,13 @@ Kind = Literal["internal", "server", "client", "producer", "consumer"]
 
 
 class Span:
-    """A stretch of work. This one, of a process without traces, knows nothing and does nothing."""
+    """A timed piece of work. This class, for processes without traces, records nothing."""
 
     traceparent = ""
-    """Names the span for others, as W3C's header does."""
+    """Identifies the span in other processes, in the format of W3C's header."""
 
     def __enter__(self) -> Self:
-        """From here on it is the parent of what begins in the same task or thread."""
+        """Makes it the parent of the spans that begin in the same task or thread."""
         return self
 
     def __exit__(
@@ -30,16 +30,17 @@ class Span:
         pass
 
     def set_attributes(self, **attributes: Any) -> None:
-        """Adds attributes. Never what an agent or a model said, and no key."""
+        """Adds attributes. Never pass keys, or text of an agent or a model."""
 
     def event(self, name: str) -> None:
         pass
 
     def fail(self, kind: str) -> None:
-        """`kind` is the name of an error: its words may quote what an agent said."""
+        """Marks the span as failed. `kind` is the type of the error, not its message, which may quote
+        an agent."""
 
     def end(self) -> None:
-        """For a span that is not used in a `with`: its work may end in another thread."""
+        """Ends a span that is not used in a `with` block, because its work ends elsewhere."""
 
 
 class Tracer:
@@ -49,7 +50,7 @@ class Tracer:
         kind: Kind = "internal",  # noqa: ARG002
         parent: str | None = None,  # noqa: ARG002
         links: Sequence[str] = (),  # noqa: ARG002
-        **about: Any,  # noqa: ARG002
+        **attributes: Any,  # noqa: ARG002
     ) -> Span:
         return NO_SPAN
 

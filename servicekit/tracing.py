@@ -1,11 +1,10 @@
-"""Spans of our own work, for whoever collects OpenTelemetry traces.
+"""Traces: services record spans of their work here, and `servicekit.otel` exports them.
 
-Traces are off until `start` is asked for them: then `servicekit.otel`, the one module that knows the
-package, takes the place of the no-op Tracer. So services write
-spans down without asking whether anybody wants them.
+Traces are off until `start` turns them on: then the tracer of `servicekit.otel` replaces the no-op one.
+So services create spans without checking whether traces are on.
 
-A record of the log carries the `traceparent` of the span that wrote it in its Kafka headers. Headers,
-since it says nothing about what was generated: a record is the same with traces and without.
+A record of the log has the `traceparent` of the span that wrote it in its Kafka headers. Not in the
+record itself, which is the same with and without traces.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,8 @@ _tracer = OFF
 
 
 def start(service: str, is_wanted: bool) -> None:
-    """Where spans go is said by the OTEL_… variables. Raises Fatal without the package."""
+    """Turns traces on if `is_wanted`; the OTEL_… variables say where spans go. Raises Fatal if the
+    package is not installed."""
     global _tracer
     if not is_wanted:
         return
@@ -32,7 +32,7 @@ def start(service: str, is_wanted: bool) -> None:
 
 
 def stop() -> None:
-    """Sends what has ended, and records nothing more."""
+    """Sends the ended spans, and turns traces off."""
     global _tracer
     _tracer.close()
     _tracer = OFF
@@ -47,24 +47,25 @@ def span(
     kind: Kind = "internal",
     parent: str | None = None,
     links: Sequence[str] = (),
-    **about: Any,
+    **attributes: Any,
 ) -> Span:
-    """Begins now. `parent` and `links` are traceparents; without a parent it is the current span."""
-    return _tracer.span(name, kind, parent, links, **about)
+    """Begins a span. `parent` and `links` are traceparents; the default parent is the current span."""
+    return _tracer.span(name, kind, parent, links, **attributes)
 
 
 def current() -> Span:
-    """The innermost span that was entered here."""
+    """The innermost span that this task or thread has entered."""
     return _tracer.current()
 
 
 def headers(traceparent: str) -> list[tuple[str, bytes]]:
-    """What a record of the log carries."""
+    """The Kafka headers of a record."""
     return [(TRACEPARENT, traceparent.encode())] if traceparent else []
 
 
 def traceparent_of(headers: Any) -> str:
-    """What a record carries, as a Kafka client gives it; anybody may have written it."""
+    """The traceparent in a record's Kafka headers; empty if there is none. Any producer may have
+    written them, so nothing about them is trusted."""
     for name, value in headers or ():
         if name == TRACEPARENT and isinstance(value, bytes):
             return value.decode("ascii", "replace")

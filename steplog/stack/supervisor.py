@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from servicekit.logs import TEXT
+from servicekit.logs import TEXT_FORMAT
 from servicekit.process import stop_on_signals
 from steplog.kafka import local_kafka
 from steplog.processes import StartedProcess, spawn, start_time, wait_for
@@ -253,7 +253,7 @@ def stop_parts(folder: StackFolder, plan: StackPlan, state: StackState) -> None:
 
 
 def main(directory: str) -> int:
-    logging.basicConfig(level=logging.INFO, format=TEXT)
+    logging.basicConfig(level=logging.INFO, format=TEXT_FORMAT)
     folder = StackFolder(Path(directory))
     with folder.locked(LOCK_LIMIT) as is_ours:
         plan = folder.plan

@@ -36,7 +36,7 @@ def test_a_port_that_is_taken_is_one_sentence(connection: Connection) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         told = refused(connection, f"{free_port()},{port}")
-    assert told == f"cannot listen on 127.0.0.1:{port}: Address already in use; " + (
+    assert told == f"Cannot listen on 127.0.0.1:{port}: Address already in use; " + (
         "choose another --also-ports"
     )
 

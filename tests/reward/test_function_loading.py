@@ -157,4 +157,4 @@ def test_a_port_that_is_taken_is_told(log: Connection, file: Path) -> None:
             "reward", *reaching(log), "--function", f"{file}:score", "--port", port, "--slot", "p"
         )
     assert ended.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ended.stderr
+    assert f"Cannot listen on 127.0.0.1:{port}: Address already in use" in ended.stderr

@@ -27,6 +27,6 @@ def test_what_goes_past_logging_comes_as_json_too() -> None:
     mine, old, thread, sentence, end = map(json.loads, done.stderr.splitlines())
     assert mine["message"] == "mine\nand more" and mine["run"] == "r"
     assert "UserWarning: old" in old["message"]
-    assert thread["message"] == "nobody expected ZeroDivisionError"
+    assert thread["message"] == "Unhandled exception: ZeroDivisionError"
     assert sentence["message"] == "no broker", "with which a service stops"
     assert end["error"].endswith("RuntimeError: broken") and end["level"] == "CRITICAL"

@@ -52,7 +52,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
     with listen("127.0.0.1", 0) as first:
         first.listen()
         port = first.getsockname()[1]
-        with pytest.raises(Fatal, match=rf"cannot listen on 127.0.0.1:{port}: .*; choose another"):
+        with pytest.raises(Fatal, match=rf"Cannot listen on 127.0.0.1:{port}: .*; choose another"):
             listen("127.0.0.1", port)
 
 

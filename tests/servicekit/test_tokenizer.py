@@ -26,5 +26,5 @@ def test_a_tokenizer_is_known_as_the_gateway_loads_it(tmp_path: Path) -> None:
 
 def test_a_file_that_holds_no_tokenizer_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(Fatal, match=r"tokenizer.json holds no tokenizer"):
+    with pytest.raises(Fatal, match=r"tokenizer.json contains no tokenizer"):
         TokenizerFolder(str(tmp_path)).check("0123456789abcdef")

@@ -102,8 +102,8 @@ def test_a_collector_that_is_away_costs_spans_and_one_line(
         eventually(lambda: len(lines()) > 1)
     where = f"http://***@127.0.0.1:{port}/v1/traces"
     assert lines()[:2] == [
-        f"traces cannot be sent to {where}; until they can, they are lost",
-        f"traces are sent to {where} again",
+        f"Traces cannot be sent to {where}; they are lost until they can.",
+        f"Traces are sent to {where} again.",
     ]
 
 

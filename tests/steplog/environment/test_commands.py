@@ -53,7 +53,7 @@ def test_yaml_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         ("e.toml", "env = 2", "env in e.toml must be a table"),
         ("e.yaml", "env:\n  turns: many", "turns in [env] of e.yaml cannot be used"),
         ("e.yaml", "env: [", "the settings file e.yaml is not valid YAML"),
-        ("e.yaml", "- env", "it must hold names and values"),
+        ("e.yaml", "- env", "it must contain names and values"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_sentence(
