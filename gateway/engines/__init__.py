@@ -1,1 +1,1 @@
-"""The vLLM servers: what they are asked, how they are, and which takes the next call."""
+"""vLLM servers: requests to them, their health and weights, and routing of calls."""
