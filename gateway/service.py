@@ -14,8 +14,8 @@ from gateway.atropos.mount import Mounted
 from gateway.atropos.service import BACKLOG, end_with_keeper
 from gateway.atropos.supervisor import Life, keep
 from gateway.calls.generation import Generator
-from gateway.engines.fleet import open_engines
 from gateway.engines.policy import Policy
+from gateway.engines.router import open_engines
 from gateway.http.keys import load_keys
 from gateway.http.server import http_server, serve_beside
 from gateway.routes.parts import GatewayParts, GatewayState

@@ -2,7 +2,7 @@
 
 from gateway.calls.generation import Generator
 from gateway.dialects.request import Answer, AnswerDelta, Request, ToolCallDelta, Usage
-from gateway.engines.wire import Sample
+from gateway.engines.wire import SampledTokens
 from gateway.state.trajectory import RecordedStep
 from gateway.tokens.parsers import ParsedAnswer, token_logprobs
 from gateway.tokens.renderer import Renderer
@@ -15,7 +15,7 @@ def make_answer(
     created: int,
     model: str,
     parsed: ParsedAnswer,
-    sample: Sample,
+    sample: SampledTokens,
     prompt_tokens: int,
 ) -> Answer:
     return Answer(
@@ -31,7 +31,7 @@ def make_answer(
     )
 
 
-def _finish_reason(parsed: ParsedAnswer, sample: Sample) -> str:
+def _finish_reason(parsed: ParsedAnswer, sample: SampledTokens) -> str:
     """`tool_calls` only for complete calls: the arguments of one that was cut off are no valid JSON,
     and `length` says so."""
     is_complete = sample.finish_reason == "stop"
@@ -39,7 +39,7 @@ def _finish_reason(parsed: ParsedAnswer, sample: Sample) -> str:
 
 
 def add_token_details(
-    answer: Answer, request: Request, renderer: Renderer, sample: Sample, prompt: list[int]
+    answer: Answer, request: Request, renderer: Renderer, sample: SampledTokens, prompt: list[int]
 ) -> None:
     """Adds logprobs and token ids, if the client asked for them."""
     if request.logprobs:
@@ -63,8 +63,8 @@ async def rebuild_answer(
     return answer
 
 
-def _recorded_sample(step: Step) -> Sample:
-    return Sample(
+def _recorded_sample(step: Step) -> SampledTokens:
+    return SampledTokens(
         ids=list(unpack_ids(step.response_ids)),
         logprobs=list(unpack_logprobs(step.response_logprobs)),
         finish_reason=step.finish_reason,

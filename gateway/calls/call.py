@@ -22,7 +22,7 @@ from gateway.errors import ApiError, TooLarge
 from gateway.state.conversation import HashChain
 from gateway.state.log import StepsLog
 from gateway.state.trajectories import Trajectories
-from gateway.state.trajectory import OpenTrajectory, RecordedStep
+from gateway.state.trajectory import RecordedStep, TrajectoryState
 from gateway.tokens.prompts import Prompt
 from schemas import Step
 
@@ -43,13 +43,13 @@ class CallContext(msgspec.Struct):
     max_prompt_tokens: int | None = None
 
 
-class Call:
+class LlmCall:
     """One call. `start` begins it; `task` returns its Answer."""
 
     def __init__(
         self,
         context: CallContext,
-        trajectory: OpenTrajectory,
+        trajectory: TrajectoryState,
         request: Request,
         request_hash: bytes,
         body_bytes: int,
@@ -71,7 +71,7 @@ class Call:
         self._unwritten: tuple[Step, bytes, Answer] | None = None
         """The Step, its packed prompt and the answer, once generated; kept for a retry of the write."""
 
-    def start(self) -> "Call":
+    def start(self) -> "LlmCall":
         self._deltas = self._deltas if self._unwritten else []
         self.task = asyncio.create_task(self._run())
         self.trajectory.running.add(self)

@@ -8,7 +8,7 @@ import asyncio
 
 from gateway import metrics
 from gateway.calls.answers import as_delta, rebuild_answer
-from gateway.calls.call import Call, CallContext
+from gateway.calls.call import CallContext, LlmCall
 from gateway.calls.step import delivery_note
 from gateway.dialects.request import Answer, Dialect, Request
 from gateway.errors import ApiError, Unavailable
@@ -16,7 +16,7 @@ from gateway.http.exchange import Exchange
 from gateway.state.trajectory import RecordedStep
 
 
-async def deliver(exchange: Exchange, dialect: Dialect, call: Call) -> None:
+async def deliver(exchange: Exchange, dialect: Dialect, call: LlmCall) -> None:
     """Responds with a running call. If the client disconnects, the call runs on for a while."""
     call.join()
     disconnect = exchange.watch_disconnect()
@@ -34,7 +34,7 @@ async def deliver(exchange: Exchange, dialect: Dialect, call: Call) -> None:
 
 
 async def _deliver_whole(
-    exchange: Exchange, dialect: Dialect, call: Call, disconnect: "asyncio.Task[None]"
+    exchange: Exchange, dialect: Dialect, call: LlmCall, disconnect: "asyncio.Task[None]"
 ) -> bool:
     await call.wait(disconnect)
     if not exchange.stop_watching():
@@ -45,7 +45,7 @@ async def _deliver_whole(
 
 
 async def _deliver_stream(
-    exchange: Exchange, dialect: Dialect, call: Call, disconnect: "asyncio.Task[None]"
+    exchange: Exchange, dialect: Dialect, call: LlmCall, disconnect: "asyncio.Task[None]"
 ) -> bool:
     """Sends nothing before the first delta, so that an early failure still has its HTTP status."""
     writer = dialect.writer(call.request, call.step_id, call.created, call.served_model())
@@ -71,7 +71,7 @@ async def _deliver_stream(
     return True
 
 
-def call_result(call: Call) -> Answer:
+def call_result(call: LlmCall) -> Answer:
     """The answer of a call that is done; raises its error."""
     if call.task.cancelled():
         raise Unavailable("The call was cancelled because the gateway is shutting down. Retry it.")

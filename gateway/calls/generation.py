@@ -13,8 +13,8 @@ import msgspec
 from gateway import metrics
 from gateway.dialects.request import AnswerDelta, Request
 from gateway.engines.engine import ENGINE_ERRORS, Engine, EngineError
-from gateway.engines.fleet import EngineFleet
-from gateway.engines.wire import MalformedAnswer, Sample
+from gateway.engines.router import EngineRouter
+from gateway.engines.wire import MalformedAnswer, SampledTokens
 from gateway.errors import EngineFailed
 from gateway.tokens.parsers import (
     Emit,
@@ -37,7 +37,7 @@ COMPLETE_FINISH_REASONS = ("stop", "length")
 class Generation(msgspec.Struct):
     """What an engine generated for a call."""
 
-    sample: Sample
+    sample: SampledTokens
     parsed: ParsedAnswer
     engine: str
     model: str
@@ -46,7 +46,7 @@ class Generation(msgspec.Struct):
 class Generator:
     """Generates answers with a tokenizer and engines; knows no trajectories."""
 
-    def __init__(self, renderer: Renderer, engines: EngineFleet, parse_all: bool) -> None:
+    def __init__(self, renderer: Renderer, engines: EngineRouter, parse_all: bool) -> None:
         self.renderer = renderer
         self.engines = engines
         self._parse_all = parse_all
@@ -108,7 +108,7 @@ class Generator:
         body = await _generate_body(engine, request, prompt, stream=emit is not None)
         parser = engine if self._needs_parser(request) else None
         if emit is None:
-            sample = Sample()
+            sample = SampledTokens()
             sample.add(await engine.generate(body, bool(request.top_logprobs)))
             _check_complete(sample)
             parsed = await parse_answer(self.renderer, parser, request, sample.ids)
@@ -191,8 +191,8 @@ async def _generate_body(
 
 async def _stream(
     engine: Engine, body: bytes, alternatives: bool, parser: StreamParser
-) -> tuple[Sample, ParsedAnswer]:
-    sample = Sample()
+) -> tuple[SampledTokens, ParsedAnswer]:
+    sample = SampledTokens()
     try:
         async for choice in engine.stream(body, alternatives):
             sample.add(choice)
@@ -204,7 +204,7 @@ async def _stream(
     return sample, parser.parsed
 
 
-def _check_complete(sample: Sample) -> None:
+def _check_complete(sample: SampledTokens) -> None:
     if sample.finish_reason is None:
         raise MalformedAnswer("the engine's answer has no finish_reason")
     if sample.finish_reason not in COMPLETE_FINISH_REASONS:

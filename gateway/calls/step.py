@@ -10,8 +10,8 @@ import msgspec
 from gateway import metrics
 from gateway.calls.generation import Generation
 from gateway.dialects.request import Request
-from gateway.engines.wire import UNKNOWN_LOGPROB, Sample
-from gateway.state.trajectory import OpenTrajectory, RecordedStep
+from gateway.engines.wire import UNKNOWN_LOGPROB, SampledTokens
+from gateway.state.trajectory import RecordedStep, TrajectoryState
 from pool.core.prompts import encode_prompt
 from schemas import Step, StepNote
 from schemas.packing import ID_BYTES, pack_ids, pack_logprobs
@@ -36,7 +36,7 @@ logprobs are those after the temperature, so they account for it."""
 
 
 def make_step(
-    trajectory: OpenTrajectory,
+    trajectory: TrajectoryState,
     request: Request,
     generation: Generation,
     *,
@@ -102,7 +102,7 @@ def count_step(recorded: RecordedStep) -> None:
         metrics.not_trainable.inc()
 
 
-def _untrainable_reason(request: Request, sample: Sample) -> str | None:
+def _untrainable_reason(request: Request, sample: SampledTokens) -> str | None:
     """Why the Step's logprobs cannot be trained on; None if they can."""
     if min(sample.logprobs, default=0.0) <= UNKNOWN_LOGPROB:
         return "the engine gave no logprob for a token"

@@ -14,7 +14,7 @@ from gateway.http.bodies import check_reward, decode, metadata_text
 from gateway.state.completion import Completion
 from gateway.state.log import StepsLog
 from gateway.state.trajectories import Trajectories
-from gateway.state.trajectory import OpenTrajectory
+from gateway.state.trajectory import TrajectoryState
 from pool.core.prompts import encode_prompt
 from pool.core.submitted_steps import WITHOUT_LOGPROBS, SubmittedStep, step_id
 from schemas import Segment, Step
@@ -75,7 +75,7 @@ class Submission:
 
     async def _open(
         self, uid: str, prompt_uid: str, tenant: str, channel: str, steps: list[SubmittedStep]
-    ) -> OpenTrajectory:
+    ) -> TrajectoryState:
         try:
             trajectory = await self._trajectories.for_call(uid, prompt_uid, tenant, channel)
         except Conflict:
@@ -88,7 +88,7 @@ class Submission:
         await self._trajectories.ensure_registered(trajectory)
         return trajectory
 
-    async def _write(self, trajectory: OpenTrajectory, steps: list[SubmittedStep]) -> None:
+    async def _write(self, trajectory: TrajectoryState, steps: list[SubmittedStep]) -> None:
         """Writes one after the other: a Step's prompt may refer to Steps that the log has."""
         for submitted in sorted(steps, key=lambda step: step.step_index):
             prompt = pack_ids(submitted.prompt_ids)
@@ -99,7 +99,7 @@ class Submission:
         if any(step.is_last for step in steps) and not trajectory.is_closed:
             await self._trajectories.complete(trajectory, Completion())
 
-    def _step(self, trajectory: OpenTrajectory, submitted: SubmittedStep, prompt: bytes) -> Step:
+    def _step(self, trajectory: TrajectoryState, submitted: SubmittedStep, prompt: bytes) -> Step:
         registration = trajectory.registration
         return Step(
             step_id=_step_id(submitted),

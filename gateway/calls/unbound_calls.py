@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.calls.call import Call, CallContext
+from gateway.calls.call import CallContext, LlmCall
 from gateway.calls.delivery import call_result, deliver
 from gateway.dialects.request import Dialect, Request
 from gateway.dialects.sampling import check_sample_count
@@ -65,7 +65,7 @@ class UnboundCalls:
 
     async def _start(
         self, requests: Sequence[Request], body: bytes, tenant: str, scope: str
-    ) -> list[Call]:
+    ) -> list[LlmCall]:
         digest = hashlib.blake2b(body, digest_size=12).digest()
         prompt_uid = f"{scope}{digest.hex()}"
         calls = []
@@ -73,10 +73,10 @@ class UnboundCalls:
             trajectory = await self._context.trajectories.for_call(
                 uuid.uuid4().hex, prompt_uid, tenant, self._channel
             )
-            calls.append(Call(self._context, trajectory, request, digest, len(body)).start())
+            calls.append(LlmCall(self._context, trajectory, request, digest, len(body)).start())
         return calls
 
-    async def _wait(self, exchange: Exchange, calls: Sequence[Call]) -> None:
+    async def _wait(self, exchange: Exchange, calls: Sequence[LlmCall]) -> None:
         """Waits until all calls are done. Samples of a client that disconnects are kept: the engines
         have done the work, and they are in the log."""
         disconnect = exchange.watch_disconnect()
@@ -94,7 +94,7 @@ class UnboundCalls:
         for call in calls:
             call_result(call)
 
-    async def _close(self, call: Call) -> None:
+    async def _close(self, call: LlmCall) -> None:
         if call.trajectory.registered:
             is_done = call.task.done() and not call.task.cancelled()
             is_answered = is_done and call.task.exception() is None

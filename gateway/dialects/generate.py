@@ -18,7 +18,7 @@ from gateway.dialects.sampling import (
     sampling_params,
     stop_strings,
 )
-from gateway.engines.wire import Sample
+from gateway.engines.wire import SampledTokens
 from gateway.errors import BadRequest, decoded
 from gateway.http.bodies import decode
 from gateway.tokens.renderer import Renderer
@@ -200,7 +200,7 @@ def _own_sampling(params: dict[str, Any]) -> dict[str, Any]:
     return sampling | {"stop": stops} if stops else sampling
 
 
-def own_shape_answer(sample: Sample) -> bytes:
+def own_shape_answer(sample: SampledTokens) -> bytes:
     """The answer in steplog's own shape."""
     newest = sample.segments[-1]
     return msgspec.json.encode(

@@ -160,7 +160,7 @@ class MalformedAnswer(ValueError):
     """An engine's answer that cannot become a Step."""
 
 
-class Sample(msgspec.Struct):
+class SampledTokens(msgspec.Struct):
     """Everything sampled so far. Ids and logprobs have the same length after every chunk."""
 
     ids: list[int] = []

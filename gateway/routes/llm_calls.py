@@ -11,7 +11,7 @@ import msgspec
 
 from gateway import metrics
 from gateway.calls.answers import make_answer
-from gateway.calls.call import Call
+from gateway.calls.call import LlmCall
 from gateway.calls.delivery import deliver, deliver_recorded, send_answer
 from gateway.dialects.chat import Chat
 from gateway.dialects.completions import Completions
@@ -24,7 +24,7 @@ from gateway.http.exchange import Exchange
 from gateway.routes.parts import GatewayParts, GatewayState, prompt_scope
 from gateway.routes.route import BASE_URL, RouteHandler, RouteSpec
 from gateway.settings import GatewaySettings
-from gateway.state.trajectory import OpenTrajectory
+from gateway.state.trajectory import TrajectoryState
 from servicekit import tracing
 
 MAX_PROBE_TOKENS = 16
@@ -56,7 +56,7 @@ def serve_call(dialect: Dialect) -> RouteHandler:
                 )
                 return
         if call is None:
-            call = Call(parts.call_context, trajectory, request, digest, len(body)).start()
+            call = LlmCall(parts.call_context, trajectory, request, digest, len(body)).start()
         if tracing.is_enabled():
             tracing.current().set_attributes(**call.ids)
         await deliver(exchange, dialect, call)
@@ -64,14 +64,14 @@ def serve_call(dialect: Dialect) -> RouteHandler:
     return handle
 
 
-def _unrecorded_call(trajectory: OpenTrajectory, request_hash: bytes) -> Call | None:
+def _unrecorded_call(trajectory: TrajectoryState, request_hash: bytes) -> LlmCall | None:
     """The earlier attempt of a retried call that has no Step: joined if running, else restarted."""
     running = trajectory.running_call(request_hash)
-    if isinstance(running, Call):
+    if isinstance(running, LlmCall):
         metrics.retries_served.labels("joined").inc()
         return running
     unfinished = trajectory.pop_unfinished(request_hash)
-    if isinstance(unfinished, Call):
+    if isinstance(unfinished, LlmCall):
         metrics.retries_served.labels("regenerated").inc()
         return unfinished.start()
     return None

@@ -4,8 +4,8 @@ from gateway.calls.call import CallContext
 from gateway.calls.generation import Generator
 from gateway.calls.submission import Submission
 from gateway.calls.unbound_calls import UnboundCalls
-from gateway.engines.fleet import EngineFleet
 from gateway.engines.policy import Policy
+from gateway.engines.router import EngineRouter
 from gateway.errors import Unavailable
 from gateway.http.exchange import Exchange
 from gateway.http.keys import Keys, api_key
@@ -42,7 +42,7 @@ class GatewayParts:
         )
 
     @property
-    def engines(self) -> EngineFleet:
+    def engines(self) -> EngineRouter:
         return self.generator.engines
 
     def unready_reasons(self) -> list[str]:

@@ -21,7 +21,7 @@ from gateway.http.exchange import Exchange
 from gateway.routes.parts import GatewayState, prompt_scope
 from gateway.routes.route import BASE_URL, RouteSpec
 from gateway.state.completion import Completion
-from gateway.state.trajectory import OpenTrajectory
+from gateway.state.trajectory import TrajectoryState
 from schemas import Feedback
 
 OK = b'{"status":"ok"}'
@@ -117,7 +117,7 @@ async def give_feedback(state: GatewayState, exchange: Exchange) -> None:
     await exchange.reply(200, OK)
 
 
-def _find_step_id(trajectory: OpenTrajectory, answer_id: str) -> str:
+def _find_step_id(trajectory: TrajectoryState, answer_id: str) -> str:
     """The step_id of an answer's id, which is the same behind a prefix."""
     prefix = next((prefix for prefix in ANSWER_ID_PREFIXES if answer_id.startswith(prefix)), "")
     step_id = answer_id.removeprefix(prefix)

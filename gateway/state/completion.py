@@ -6,7 +6,7 @@ import uuid
 import msgspec
 
 from gateway.errors import Conflict
-from gateway.state.trajectory import OpenTrajectory
+from gateway.state.trajectory import TrajectoryState
 from schemas import TrajectoryEnd
 from schemas.records import Status
 
@@ -24,7 +24,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-def trajectory_end(trajectory: OpenTrajectory, completion: Completion) -> TrajectoryEnd:
+def trajectory_end(trajectory: TrajectoryState, completion: Completion) -> TrajectoryEnd:
     """The End of a trajectory. The same completion gives the same end_id every time."""
     registration = trajectory.registration
     return TrajectoryEnd(

@@ -22,7 +22,7 @@ from gateway.state.completion import Completion, check_repeats, trajectory_end
 from gateway.state.index import ClosedTrajectory, TrajectoryIndex
 from gateway.state.log import StepsLog
 from gateway.state.recovery import Recovery
-from gateway.state.trajectory import OpenTrajectory
+from gateway.state.trajectory import TrajectoryState
 from pool.readers.follower import Follower
 from schemas import Record, Registration, TrajectoryEnd
 
@@ -57,8 +57,8 @@ class Trajectories:
         self._admission = admission
         self._rules = rules
         self._index = TrajectoryIndex()
-        self._in_memory: dict[str, OpenTrajectory] = {}
-        self._recovering: dict[str, asyncio.Task[OpenTrajectory]] = {}
+        self._in_memory: dict[str, TrajectoryState] = {}
+        self._recovering: dict[str, asyncio.Task[TrajectoryState]] = {}
         self.follower: Follower | None = None
         metrics.admitted_groups.set_function(lambda: admission.groups_in_flight)
 
@@ -78,7 +78,7 @@ class Trajectories:
 
     async def for_call(
         self, uid: str, prompt_uid: str, tenant: str, channel: str | None = None
-    ) -> OpenTrajectory:
+    ) -> TrajectoryState:
         """The trajectory of a call; opens an unknown one, in this channel. Refuses a closed one."""
         trajectory = await self._get_or_open(uid, prompt_uid, tenant, channel)
         if trajectory.is_closed or trajectory.closing.locked():
@@ -87,7 +87,7 @@ class Trajectories:
             self._change_prompt(trajectory, prompt_uid, channel)
         return trajectory
 
-    async def existing(self, uid: str, prompt_uid: str, tenant: str) -> OpenTrajectory:
+    async def existing(self, uid: str, prompt_uid: str, tenant: str) -> TrajectoryState:
         """A trajectory that must exist, open or closed."""
         if uid not in self._in_memory and await self._registration(uid) is None:
             closed = self._index.closed(uid)
@@ -116,7 +116,7 @@ class Trajectories:
 
     async def _get_or_open(
         self, uid: str, prompt_uid: str, tenant: str, channel: str | None = None
-    ) -> OpenTrajectory:
+    ) -> TrajectoryState:
         trajectory = self._in_memory.get(uid)
         if trajectory is None and (registration := self._index.open_registration(uid)) is not None:
             trajectory = await self._recover_once(registration)
@@ -127,14 +127,14 @@ class Trajectories:
         trajectory.last_used = time.monotonic()
         return trajectory
 
-    def _open(self, uid: str, prompt_uid: str, tenant: str, channel: str | None) -> OpenTrajectory:
+    def _open(self, uid: str, prompt_uid: str, tenant: str, channel: str | None) -> TrajectoryState:
         closed = self._index.closed(uid)
         if closed is not None:
             raise _completed(uid) if closed.tenant == tenant else _not_found(uid)
         registration = self.new_registration(
             uid, prompt_uid, tenant, channel=channel, implicit=channel is None
         )
-        trajectory = self._keep(OpenTrajectory(registration))
+        trajectory = self._keep(TrajectoryState(registration))
         trajectory.explicit_fields |= {"channel": channel} if channel else {}
         return trajectory
 
@@ -159,7 +159,7 @@ class Trajectories:
         assert self.follower is not None
         return self.follower
 
-    async def _recover_once(self, registration: Registration) -> OpenTrajectory:
+    async def _recover_once(self, registration: Registration) -> TrajectoryState:
         """Recovers a trajectory; calls that arrive meanwhile wait for the same recovery."""
         uid = registration.trajectory_uid
         task = self._recovering.get(uid)
@@ -168,8 +168,8 @@ class Trajectories:
             task.add_done_callback(lambda _: self._recovering.pop(uid, None))
         return await asyncio.shield(task)
 
-    async def _recover(self, registration: Registration) -> OpenTrajectory:
-        trajectory = OpenTrajectory(registration)
+    async def _recover(self, registration: Registration) -> TrajectoryState:
+        trajectory = TrajectoryState(registration)
         trajectory.registered = True
         trajectory.restore(await self._recovery.records(registration))
         metrics.recovered_trajectories.inc()
@@ -189,13 +189,13 @@ class Trajectories:
                 status=end.status,
             )
 
-    def _keep(self, trajectory: OpenTrajectory) -> OpenTrajectory:
+    def _keep(self, trajectory: TrajectoryState) -> TrajectoryState:
         self._in_memory[trajectory.uid] = trajectory
         metrics.open_trajectories.set(len(self._in_memory))
         return trajectory
 
     def _change_prompt(
-        self, trajectory: OpenTrajectory, prompt_uid: str, channel: str | None
+        self, trajectory: TrajectoryState, prompt_uid: str, channel: str | None
     ) -> None:
         """Moves a trajectory without calls to another prompt: clients may put their own prompt_uid into
         the base URL that they were given."""
@@ -210,7 +210,7 @@ class Trajectories:
         trajectory.registration = self._changed(trajectory, prompt_uid=prompt_uid, begins=begins)
         trajectory.registered = False
 
-    def _changed(self, trajectory: OpenTrajectory, **changes: Any) -> Registration:
+    def _changed(self, trajectory: TrajectoryState, **changes: Any) -> Registration:
         return msgspec.structs.replace(
             trajectory.registration, gateway=self._rules.gateway, **changes
         )
@@ -260,25 +260,25 @@ class Trajectories:
                 f"Too many open trajectories (limit {limit}). Complete some of them, then retry."
             )
 
-    async def begin(self, registration: Registration) -> OpenTrajectory:
+    async def begin(self, registration: Registration) -> TrajectoryState:
         """Registers a trajectory before its first call."""
-        trajectory = OpenTrajectory(registration)
+        trajectory = TrajectoryState(registration)
         await self.ensure_registered(trajectory)
         return self._keep(trajectory)
 
-    async def ensure_registered(self, trajectory: OpenTrajectory) -> None:
+    async def ensure_registered(self, trajectory: TrajectoryState) -> None:
         """Returns when the log has the registration."""
         while not trajectory.registered:
             await asyncio.shield(self.start_registering(trajectory))
 
-    def start_registering(self, trajectory: OpenTrajectory) -> "asyncio.Task[None]":
+    def start_registering(self, trajectory: TrajectoryState) -> "asyncio.Task[None]":
         """Starts writing the registration; calls that need it share one write."""
         if trajectory.registering is None:
             trajectory.registering = asyncio.create_task(self._register(trajectory))
             trajectory.registering.add_done_callback(_mark_retrieved)
         return trajectory.registering
 
-    async def _register(self, trajectory: OpenTrajectory) -> None:
+    async def _register(self, trajectory: TrajectoryState) -> None:
         uid, registration = trajectory.uid, trajectory.registration
         try:
             position = await self._log.register(registration)
@@ -300,7 +300,7 @@ class Trajectories:
         # It may have been changed while it was being written.
         trajectory.registered = trajectory.registration is registration
 
-    async def _adopt(self, trajectory: OpenTrajectory, earlier: Registration) -> None:
+    async def _adopt(self, trajectory: TrajectoryState, earlier: Registration) -> None:
         """Takes over a trajectory that another process registered first: its registration holds,
         and its Steps come before ours."""
         trajectory.adopt_earlier(await self._recovery.records(earlier))
@@ -309,7 +309,7 @@ class Trajectories:
         )
         self._index.put(trajectory.registration)
 
-    async def change(self, trajectory: OpenTrajectory, **changes: Any) -> None:
+    async def change(self, trajectory: TrajectoryState, **changes: Any) -> None:
         """Changes the registration, for instance channel or metadata, for all later Steps."""
         if trajectory.is_closed:
             raise _completed(trajectory.uid)
@@ -323,7 +323,7 @@ class Trajectories:
 
     # Closing
 
-    async def complete(self, trajectory: OpenTrajectory, completion: Completion) -> None:
+    async def complete(self, trajectory: TrajectoryState, completion: Completion) -> None:
         """Waits for running calls, then closes. Repeating the same completion is no error."""
         if trajectory.end is None:
             async with trajectory.closing:
@@ -338,12 +338,12 @@ class Trajectories:
         check_repeats(trajectory.end, completion)
         await self._register_closed(trajectory, trajectory.end)
 
-    async def _find_end(self, trajectory: OpenTrajectory) -> TrajectoryEnd | None:
+    async def _find_end(self, trajectory: TrajectoryState) -> TrajectoryEnd | None:
         """The End that another process has written."""
         records = await self._recovery.records(trajectory.registration)
         return next((record for record in records if isinstance(record, TrajectoryEnd)), None)
 
-    async def _register_closed(self, trajectory: OpenTrajectory, end: TrajectoryEnd) -> None:
+    async def _register_closed(self, trajectory: TrajectoryState, end: TrajectoryEnd) -> None:
         if trajectory.registration.status is not None:
             return
         closed = self._changed(trajectory, status=end.status)

@@ -21,7 +21,7 @@ REMEMBERED_CALLS = 64
 
 
 class TrackedCall(Protocol):
-    """What a trajectory needs to know about a call (`gateway.calls.call.Call`)."""
+    """What a trajectory needs to know about a call (`gateway.calls.call.LlmCall`)."""
 
     task: "asyncio.Task[Any]"
     request_hash: bytes
@@ -36,7 +36,7 @@ class RecordedStep(msgspec.Struct):
     delivered: bool = True
 
 
-class OpenTrajectory:
+class TrajectoryState:
     """One trajectory. `registration` is the newest one; `end` is set when the trajectory is closed."""
 
     def __init__(self, registration: Registration) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.dialects.request import AnswerDelta, Request, TokenLogprob, ToolCall, ToolCallDelta
 from gateway.engines.engine import Engine
-from gateway.engines.wire import ParsedMessage, Sample
+from gateway.engines.wire import ParsedMessage, SampledTokens
 from gateway.tokens.renderer import Renderer
 
 Emit = Callable[[AnswerDelta], None]
@@ -60,8 +60,8 @@ class StreamParser(Protocol):
 
     parsed: ParsedAnswer
 
-    def feed(self, sample: Sample) -> None: ...
-    async def end(self, sample: Sample) -> None: ...
+    def feed(self, sample: SampledTokens) -> None: ...
+    async def end(self, sample: SampledTokens) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -76,13 +76,13 @@ class PlainTextParser:
         self._text = renderer.text_stream(request.sampling)
         self._fed = 0
 
-    def feed(self, sample: Sample) -> None:
+    def feed(self, sample: SampledTokens) -> None:
         before, self._fed = self._fed, len(sample.ids)
         delta = _details(self._renderer, self._request, sample, before)
         delta.content = self._text.feed(sample.ids[before:])
         self._emit_delta(delta)
 
-    async def end(self, sample: Sample) -> None:
+    async def end(self, sample: SampledTokens) -> None:
         text, self.parsed.stop_sequence = self._renderer.text(sample.ids, self._request.sampling)
         self._emit_delta(AnswerDelta(content=self._text.end(text)))
 
@@ -120,7 +120,7 @@ class EngineParser:
         self._withheld = 1 + 4 * max((len(stop) for stop in stops), default=0)
         self._task = asyncio.create_task(self._parse_forever())
 
-    def feed(self, sample: Sample) -> None:
+    def feed(self, sample: SampledTokens) -> None:
         before, self._fed = self._fed, len(sample.ids)
         details = _details(self._renderer, self._request, sample, before)
         if details.token_ids or details.logprobs:
@@ -145,7 +145,7 @@ class EngineParser:
             self.parsed.add(delta)
             self._emit(delta)
 
-    async def end(self, sample: Sample) -> None:
+    async def end(self, sample: SampledTokens) -> None:
         await self.close()
         sampling = self._request.sampling
         text, stop = self._renderer.text(sample.ids, sampling)
@@ -185,7 +185,9 @@ def _delta(message: ParsedMessage, in_order: bool = False) -> AnswerDelta:
     )
 
 
-def _details(renderer: Renderer, request: Request, sample: Sample, start: int) -> AnswerDelta:
+def _details(
+    renderer: Renderer, request: Request, sample: SampledTokens, start: int
+) -> AnswerDelta:
     """Ids and logprobs from `start` on, if the client asked for them."""
     delta = AnswerDelta()
     if request.token_ids:
@@ -195,7 +197,7 @@ def _details(renderer: Renderer, request: Request, sample: Sample, start: int) -
     return delta
 
 
-def token_logprobs(renderer: Renderer, sample: Sample, start: int = 0) -> list[TokenLogprob]:
+def token_logprobs(renderer: Renderer, sample: SampledTokens, start: int = 0) -> list[TokenLogprob]:
     """The logprobs of all ids from `start` on, with their text."""
     logprobs = []
     for at in range(start, len(sample.ids)):

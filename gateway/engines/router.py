@@ -30,7 +30,7 @@ AFFINITY_SLACK = 8
 """How many more calls than the least loaded engine the one with the warm cache may have."""
 
 
-class EngineFleet:
+class EngineRouter:
     """The engines that the gateway routes calls to. Opened by `open_engines`."""
 
     def __init__(self, session: aiohttp.ClientSession, policy: Policy, wait_s: float) -> None:
@@ -131,7 +131,7 @@ class EngineFleet:
             engine.healthy = True
 
 
-async def follow_file(engines: EngineFleet, file: Path) -> None:
+async def follow_file(engines: EngineRouter, file: Path) -> None:
     """Updates the list of engines from a file with one URL per line."""
     current: list[str] | None = None
     while True:
@@ -152,7 +152,7 @@ async def follow_file(engines: EngineFleet, file: Path) -> None:
 
 
 @asynccontextmanager
-async def open_engines(settings: GatewaySettings, policy: Policy) -> AsyncIterator[EngineFleet]:
+async def open_engines(settings: GatewaySettings, policy: Policy) -> AsyncIterator[EngineRouter]:
     """The configured engines, polled until the end."""
     timeout = aiohttp.ClientTimeout(total=settings.engine_timeout_s, sock_connect=CONNECT_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
@@ -161,7 +161,7 @@ async def open_engines(settings: GatewaySettings, policy: Policy) -> AsyncIterat
     async with aiohttp.ClientSession(
         timeout=timeout, connector=connector, cookie_jar=jar
     ) as session:
-        engines = EngineFleet(session, policy, settings.engine_wait_s)
+        engines = EngineRouter(session, policy, settings.engine_wait_s)
         engines.set_urls(settings.engines)
         tasks = [asyncio.create_task(engines.poll_forever(), name="poll engines")]
         if settings.engines_file is not None:
