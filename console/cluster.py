@@ -1,4 +1,5 @@
-"""What a cluster says of our topics and of the groups that read them. Nothing is joined."""
+"""Offsets of our topics and of the consumer groups that read them, as the cluster reports them. No
+group is joined."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -9,136 +10,151 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicP
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from console.look import Commit, PartitionBounds
+from console.snapshot import CommittedOffset, PartitionBounds
 from pool.connection import Connection
 from pool.topics import find_topics, spec_of
 from servicekit.errors import BrokerUnavailable
 
 TIMEOUT = 10.0
-LOOK_EVERY = 0.2
+RETRY_EVERY = 0.2
 
 
-class Place(NamedTuple):
+class PartitionId(NamedTuple):
+    """A partition of a topic; unlike confluent's TopicPartition it has no offset and is sortable."""
+
     topic: str
     partition: int
 
 
 class GroupFacts(NamedTuple):
     members: int
-    commits: Mapping[Place, Commit]
+    commits: Mapping[PartitionId, CommittedOffset]
     assigned: frozenset[str]
-    """Topics that its members have partitions of, committed or not."""
+    """Topics of which its members have partitions assigned, with or without a commit."""
 
     def topics(self) -> set[str]:
-        return {place.topic for place in self.commits} | self.assigned
+        return {partition.topic for partition in self.commits} | self.assigned
 
 
-class Facts(NamedTuple):
+class ClusterFacts(NamedTuple):
     brokers: int
-    bounds: Mapping[Place, PartitionBounds]
+    bounds: Mapping[PartitionId, PartitionBounds]
     groups: Mapping[str, GroupFacts]
 
 
 class Cluster:
-    """Keeps its connection, for whoever looks again."""
+    """A cluster, with a connection that is kept open between fetches."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        find_topics(connection)  # tells in one sentence when we are refused, or nobody is there
+        find_topics(connection)  # raises a clear error if access is refused or no broker answers
         self._admin = self._connect()
 
     def _connect(self) -> AdminClient:
         return AdminClient(self._connection.confluent() | {"log_level": 0})
 
-    def ask(self) -> Facts:
+    def fetch(self) -> ClusterFacts:
         try:
-            brokers, places = self._topics()
-            bounds = self._bounds(places)
-            return Facts(brokers, bounds, self._groups({place.topic for place in places}))
+            brokers, partitions = self._fetch_topics()
+            bounds = self._fetch_bounds(partitions)
+            groups = self._fetch_groups({partition.topic for partition in partitions})
+            return ClusterFacts(brokers, bounds, groups)
         except (KafkaException, TimeoutError) as error:
-            # A client sticks to the leaders that it knows, also when they refuse it for that.
+            # A client keeps using the leaders that it knows, even if they refuse it as not the leader.
             self._admin = self._connect()
             raise BrokerUnavailable(
-                f"{self._connection.bootstrap} does not answer: {_reason(error)}"
+                f"{self._connection.bootstrap} does not answer: {_describe(error)}"
             ) from error
 
-    def _topics(self) -> tuple[int, list[Place]]:
+    def _fetch_topics(self) -> tuple[int, list[PartitionId]]:
         metadata = self._admin.list_topics(timeout=TIMEOUT)
         prefix = self._connection.topic_prefix
-        places = [
-            Place(topic, number)
-            for topic, about in metadata.topics.items()
+        partitions = [
+            PartitionId(topic, number)
+            for topic, topic_metadata in metadata.topics.items()
             if topic.startswith(prefix) and spec_of(topic.removeprefix(prefix)) is not None
-            for number in about.partitions
+            for number in topic_metadata.partitions
         ]
-        return len(metadata.brokers), sorted(places)
+        return len(metadata.brokers), sorted(partitions)
 
-    def _bounds(self, places: Iterable[Place]) -> dict[Place, PartitionBounds]:
-        asked = {place: TopicPartition(*place) for place in places}
-        earliest = self._offsets(asked, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        latest = self._offsets(asked, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+    def _fetch_bounds(
+        self, partitions: Iterable[PartitionId]
+    ) -> dict[PartitionId, PartitionBounds]:
+        requests = {partition: TopicPartition(*partition) for partition in partitions}
+        earliest = self._fetch_offsets(requests, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        latest = self._fetch_offsets(requests, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return {
-            place: PartitionBounds(
-                topic=place.topic,
-                partition=place.partition,
-                oldest=earliest[place],
-                end=latest[place],
+            partition: PartitionBounds(
+                topic=partition.topic,
+                partition=partition.partition,
+                oldest=earliest[partition],
+                end=latest[partition],
             )
-            for place in asked
+            for partition in requests
         }
 
-    def _offsets(self, asked: Mapping[Place, TopicPartition], spec: OffsetSpec) -> dict[Place, int]:
-        if not asked:
+    def _fetch_offsets(
+        self, requests: Mapping[PartitionId, TopicPartition], spec: OffsetSpec
+    ) -> dict[PartitionId, int]:
+        if not requests:
             return {}
-        wanted = dict.fromkeys(asked.values(), spec)
-        answers = self._admin.list_offsets(wanted, request_timeout=TIMEOUT)
-        return {place: _answer(answers[found]).offset for place, found in asked.items()}
+        specs = dict.fromkeys(requests.values(), spec)
+        answers = self._admin.list_offsets(specs, request_timeout=TIMEOUT)
+        return {
+            partition: _result(answers[request]).offset for partition, request in requests.items()
+        }
 
-    def _groups(self, topics: set[str]) -> dict[str, GroupFacts]:
-        """Those that have committed, or are assigned, something of ours."""
+    def _fetch_groups(self, topics: set[str]) -> dict[str, GroupFacts]:
+        """The groups that have a commit or an assignment in one of these topics."""
         names = self._list_groups()
         if not names:
             return {}
         described = self._admin.describe_consumer_groups(names, request_timeout=TIMEOUT)
-        offsets = {name: self._ask_offsets(name) for name in names}
-        found = {name: _facts(described[name], offsets[name], topics) for name in names}
-        return {name: facts for name, facts in found.items() if facts and facts.topics()}
+        offsets = {name: self._request_offsets(name) for name in names}
+        groups = {name: _group_facts(described[name], offsets[name], topics) for name in names}
+        return {name: facts for name, facts in groups.items() if facts and facts.topics()}
 
     def _list_groups(self) -> list[str]:
-        """A broker that has just started is still loading its groups, and answers without them."""
+        """A broker that has just started may still be loading its groups, and then reports errors."""
         deadline = time.monotonic() + TIMEOUT
         while True:
-            listed = _answer(self._admin.list_consumer_groups(request_timeout=TIMEOUT))
+            listed = _result(self._admin.list_consumer_groups(request_timeout=TIMEOUT))
             if not listed.errors:
                 return sorted(group.group_id for group in listed.valid)
             if time.monotonic() > deadline:
                 raise listed.errors[0]
-            time.sleep(LOOK_EVERY)
+            time.sleep(RETRY_EVERY)
 
-    def _ask_offsets(self, group: str) -> "Future[Any]":
+    def _request_offsets(self, group: str) -> "Future[Any]":
         request = [ConsumerGroupTopicPartitions(group)]
         return self._admin.list_consumer_group_offsets(request, request_timeout=TIMEOUT)[group]
 
 
-def _facts(described: "Future[Any]", offsets: "Future[Any]", topics: set[str]) -> GroupFacts | None:
+def _group_facts(
+    described: "Future[Any]", offsets: "Future[Any]", topics: set[str]
+) -> GroupFacts | None:
     try:
-        members, committed = _answer(described).members, _answer(offsets).topic_partitions
+        members, committed = _result(described).members, _result(offsets).topic_partitions
     except KafkaException as error:
         if error.args[0].name() == "GROUP_ID_NOT_FOUND":
-            return None  # it went between two questions
+            return None  # it was deleted between the two requests
         raise
     commits = {
-        Place(found.topic, found.partition): Commit(found.offset, found.metadata)
-        for found in committed
-        if found.topic in topics and found.offset >= 0
+        PartitionId(one.topic, one.partition): CommittedOffset(one.offset, one.metadata)
+        for one in committed
+        if one.topic in topics and one.offset >= 0
     }
     assigned = {p.topic for member in members for p in member.assignment.topic_partitions}
     return GroupFacts(len(members), commits, frozenset(assigned & topics))
 
 
-def _answer(future: "Future[Any]") -> Any:
+def _result(future: "Future[Any]") -> Any:
     return future.result(TIMEOUT)
 
 
-def _reason(error: Exception) -> str:
-    return str(error.args[0].str()) if isinstance(error, KafkaException) else "no answer in time"
+def _describe(error: Exception) -> str:
+    return (
+        str(error.args[0].str())
+        if isinstance(error, KafkaException)
+        else f"no answer within {TIMEOUT:.0f} s"
+    )

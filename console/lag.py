@@ -1,4 +1,4 @@
-"""`steplog lag`: how far every group is behind, once or again and again."""
+"""`steplog lag`: how far every consumer group is behind, once or repeatedly."""
 
 import asyncio
 import logging
@@ -9,19 +9,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from console.look import Look
+from console.lag_view import LagView
 from console.observer import open_observer
-from console.screen import Screen
 from console.settings import LagSettings
+from console.snapshot import ClusterSnapshot
 from servicekit.command_line import print_line
 from servicekit.errors import BrokerUnavailable
 
-Show = Callable[[Look, str], None]
-"""Takes a look, and why it is not a fresh one."""
+Show = Callable[[ClusterSnapshot, str], None]
+"""Takes a snapshot, and the reason why it could not be refreshed (or an empty text)."""
 
 
 def lag(settings: LagSettings, say: Callable[[str], None] = print_line) -> None:
-    for client in ("aiokafka", "librdkafka"):  # their lines would fall into the picture
+    for client in ("aiokafka", "librdkafka"):  # their log lines would garble the display
         logging.getLogger(client).setLevel(logging.CRITICAL)
     asyncio.run(_lag(settings, say))
 
@@ -29,37 +29,40 @@ def lag(settings: LagSettings, say: Callable[[str], None] = print_line) -> None:
 async def _lag(settings: LagSettings, say: Callable[[str], None]) -> None:
     console = Console(highlight=False)
     if settings.json_:
-        await _show(settings, lambda look, trouble: None if trouble else say(as_json(look)))
+        await _show(settings, lambda snapshot, error: None if error else say(as_json(snapshot)))
     elif settings.watch and console.is_terminal:
         await _draw(settings, console)
     else:
-        await _show(settings, lambda look, trouble: console.print(_screen(settings, look, trouble)))
+        await _show(
+            settings, lambda snapshot, error: console.print(_view(settings, snapshot, error))
+        )
 
 
 async def _draw(settings: LagSettings, console: Console) -> None:
-    asking = Text(f"asking {settings.bootstrap} …", "dim")
-    with Live(asking, console=console, screen=True, auto_refresh=False) as live:
+    connecting = Text(f"Connecting to {settings.bootstrap} …", "dim")
+    with Live(connecting, console=console, screen=True, auto_refresh=False) as live:
         await _show(
             settings,
-            lambda look, trouble: live.update(
-                _screen(settings, look, trouble, console.height), refresh=True
+            lambda snapshot, error: live.update(
+                _view(settings, snapshot, error, console.height), refresh=True
             ),
         )
 
 
 async def _show(settings: LagSettings, show: Show) -> None:
-    async for look, trouble in looks(settings):
-        show(look, trouble)
+    async for snapshot, error in take_snapshots(settings):
+        show(snapshot, error)
 
 
-async def looks(settings: LagSettings) -> AsyncIterator[tuple[Look, str]]:
-    """One, or without end. A broker that is there at first and goes away is waited for."""
-    last: Look | None = None
+async def take_snapshots(settings: LagSettings) -> AsyncIterator[tuple[ClusterSnapshot, str]]:
+    """One snapshot, or with `--watch` an endless series. If the broker goes away after the first, its
+    last snapshot is repeated with the error until it is back."""
+    last: ClusterSnapshot | None = None
     while True:
         try:
             async with open_observer(settings, work=settings.work) as observer:
                 while True:
-                    last = await observer.look()
+                    last = await observer.observe()
                     yield last, ""
                     if not settings.watch:
                         return
@@ -71,9 +74,11 @@ async def looks(settings: LagSettings) -> AsyncIterator[tuple[Look, str]]:
             await asyncio.sleep(settings.every_s)
 
 
-def as_json(look: Look) -> str:
-    return msgspec.json.encode(look).decode()
+def as_json(snapshot: ClusterSnapshot) -> str:
+    return msgspec.json.encode(snapshot).decode()
 
 
-def _screen(settings: LagSettings, look: Look, trouble: str, height: int | None = None) -> Screen:
-    return Screen(look, all_=settings.all_, height=height, trouble=trouble)
+def _view(
+    settings: LagSettings, snapshot: ClusterSnapshot, error: str, height: int | None = None
+) -> LagView:
+    return LagView(snapshot, all_=settings.all_, height=height, error=error)

@@ -1,8 +1,8 @@
 """Every metric of the monitor, by its name in Prometheus.
 
-Those of Kafka have the names and labels that kafka_exporter made customary, so that public dashboards
-and alerts work as they are. All samples of a scrape belong to one look: a group that is gone leaves no
-series behind, and no scrape falls between two values.
+Kafka's metrics have the names and labels of kafka_exporter, so that public dashboards and alerts
+work unchanged. All samples of a scrape come from one snapshot: a deleted group leaves no series
+behind, and no scrape mixes old and new values.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,99 +12,119 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from console.look import Look, RunWork
+from console.snapshot import ClusterSnapshot, RunBacklog
 
 
-class Described(NamedTuple):
+class MetricSpec(NamedTuple):
     name: str
     labels: tuple[str, ...]
-    what: str
+    help: str
     kind: str = "gauge"
 
 
-OF_A_GROUP = ("consumergroup", "topic", "partition")
-OF_A_TOPIC = ("topic", "partition")
-RUN = ("run",)
+GROUP_LABELS = ("consumergroup", "topic", "partition")
+TOPIC_LABELS = ("topic", "partition")
+RUN_LABELS = ("run",)
 
-BROKERS = Described("kafka_brokers", (), "Brokers of the cluster")
-PARTITIONS = Described("kafka_topic_partitions", ("topic",), "Partitions of the topic")
-END = Described("kafka_topic_partition_current_offset", OF_A_TOPIC, "The next record's offset")
-OLDEST = Described("kafka_topic_partition_oldest_offset", OF_A_TOPIC, "The first that is kept")
-MEMBERS = Described("kafka_consumergroup_members", ("consumergroup",), "Members of the group")
-COMMITTED = Described("kafka_consumergroup_current_offset", OF_A_GROUP, "The committed offset")
-LAG = Described("kafka_consumergroup_lag", OF_A_GROUP, "Records that the group has not processed")
-LAG_SECONDS = Described(
-    "kafka_consumergroup_lag_seconds", OF_A_GROUP, "Age of the first of them, 0 without any"
+BROKERS = MetricSpec("kafka_brokers", (), "Number of brokers in the cluster")
+PARTITIONS = MetricSpec("kafka_topic_partitions", ("topic",), "Number of partitions of the topic")
+END = MetricSpec(
+    "kafka_topic_partition_current_offset",
+    TOPIC_LABELS,
+    "End offset: the offset of the next record",
 )
-REBUILD = Described(
-    "kafka_consumergroup_rebuild_offset", OF_A_GROUP, "Oldest record that the group's state needs"
+OLDEST = MetricSpec(
+    "kafka_topic_partition_oldest_offset", TOPIC_LABELS, "Offset of the oldest record that is kept"
 )
-VERSION = Described("steplog_live_version", RUN, "The newest version that went live")
-OPEN_TRAJECTORIES = Described("steplog_open_trajectories", RUN, "Trajectories without an End")
-GROUPS = Described(
-    "steplog_groups", ("run", "state"), "Undecided groups: state running or waiting for a Decision"
+MEMBERS = MetricSpec(
+    "kafka_consumergroup_members", ("consumergroup",), "Number of members of the group"
 )
-AGE = Described(
-    "steplog_oldest_group_versions", RUN, "Versions since the oldest undecided trajectory began"
+COMMITTED = MetricSpec("kafka_consumergroup_current_offset", GROUP_LABELS, "Committed offset")
+LAG = MetricSpec(
+    "kafka_consumergroup_lag", GROUP_LABELS, "Records that the group has not processed"
 )
-LOOKED = Described(
-    "monitor_last_look_timestamp_seconds", (), "When the monitor last saw the whole cluster"
+LAG_SECONDS = MetricSpec(
+    "kafka_consumergroup_lag_seconds",
+    GROUP_LABELS,
+    "Age of the first unprocessed record; 0 if there is none",
 )
-FAILURES = Described(
+REBUILD = MetricSpec(
+    "kafka_consumergroup_rebuild_offset",
+    GROUP_LABELS,
+    "Oldest offset that the group needs to rebuild its state",
+)
+VERSION = MetricSpec("steplog_live_version", RUN_LABELS, "Newest live version")
+OPEN_TRAJECTORIES = MetricSpec(
+    "steplog_open_trajectories", RUN_LABELS, "Trajectories without an End"
+)
+GROUPS = MetricSpec(
+    "steplog_groups",
+    ("run", "state"),
+    "Undecided groups, by state: running, or waiting for a Decision",
+)
+AGE = MetricSpec(
+    "steplog_oldest_group_versions",
+    RUN_LABELS,
+    "Versions since the oldest undecided trajectory started",
+)
+TAKEN_AT = MetricSpec(
+    "monitor_last_look_timestamp_seconds", (), "Unix time of the last snapshot of the cluster"
+)
+FAILURES = MetricSpec(
     "monitor_failures_total",
     (),
-    "Looks that failed; the values are of the last good one",
+    "Failed attempts to take a snapshot; all values are those of the last successful one",
     "counter",
 )
 
 ALL = (
     BROKERS, PARTITIONS, END, OLDEST, MEMBERS, COMMITTED, LAG, LAG_SECONDS, REBUILD,
-    VERSION, OPEN_TRAJECTORIES, GROUPS, AGE, LOOKED, FAILURES,
+    VERSION, OPEN_TRAJECTORIES, GROUPS, AGE, TAKEN_AT, FAILURES,
 )  # fmt: skip
 
-Sample = tuple[Described, tuple[str, ...], float]
+Sample = tuple[MetricSpec, tuple[str, ...], float]
 
 
-class LookCollector(Collector):
-    """Gives Prometheus the last look."""
+class SnapshotCollector(Collector):
+    """Exports the last snapshot to Prometheus."""
 
     def __init__(self) -> None:
-        self.look: Look | None = None
-        self.looked_at = 0.0
-        """Seconds since the epoch."""
+        self.snapshot: ClusterSnapshot | None = None
+        self.taken_at = 0.0
+        """Unix timestamp."""
         self.failures = 0
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        families = {about.name: _family(about) for about in ALL}
-        for about, labels, value in self._samples():
-            families[about.name].add_metric(labels, value)
+        families = {spec.name: _make_family(spec) for spec in ALL}
+        for spec, labels, value in self._samples():
+            families[spec.name].add_metric(labels, value)
         return families.values()
 
     def _samples(self) -> Iterator[Sample]:
         yield FAILURES, (), self.failures
-        if self.look is not None:
-            yield LOOKED, (), self.looked_at
-            yield from samples(self.look)
+        if self.snapshot is not None:
+            yield TAKEN_AT, (), self.taken_at
+            yield from samples(self.snapshot)
 
 
-def _family(about: Described) -> CounterMetricFamily | GaugeMetricFamily:
-    kind = CounterMetricFamily if about.kind == "counter" else GaugeMetricFamily
-    return kind(about.name, about.what, labels=about.labels)
+def _make_family(spec: MetricSpec) -> CounterMetricFamily | GaugeMetricFamily:
+    kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+    return kind(spec.name, spec.help, labels=spec.labels)
 
 
-def samples(look: Look) -> Iterator[Sample]:
-    yield BROKERS, (), look.brokers
-    yield from _of_topics(look)
-    yield from _of_groups(look)
-    for run in look.runs:
-        yield from _of_run(run)
+def samples(snapshot: ClusterSnapshot) -> Iterator[Sample]:
+    yield BROKERS, (), snapshot.brokers
+    yield from _topic_samples(snapshot)
+    yield from _group_samples(snapshot)
+    for run in snapshot.runs:
+        yield from _run_samples(run)
 
 
-def _of_topics(look: Look) -> Iterator[Sample]:
+def _topic_samples(snapshot: ClusterSnapshot) -> Iterator[Sample]:
     counts: dict[str, int] = {}
-    for bounds in look.topics:
+    for bounds in snapshot.topics:
         labels = bounds.topic, str(bounds.partition)
         yield END, labels, bounds.end
         yield OLDEST, labels, bounds.oldest
@@ -113,9 +133,9 @@ def _of_topics(look: Look) -> Iterator[Sample]:
         yield PARTITIONS, (topic,), count
 
 
-def _of_groups(look: Look) -> Iterator[Sample]:
-    yield from ((MEMBERS, (name,), count) for name, count in _members(look).items())
-    for group in look.groups:
+def _group_samples(snapshot: ClusterSnapshot) -> Iterator[Sample]:
+    yield from ((MEMBERS, (name,), count) for name, count in _members(snapshot).items())
+    for group in snapshot.groups:
         for one in group.partitions:
             labels = group.group, group.topic, str(one.partition)
             yield LAG, labels, one.lag
@@ -126,12 +146,12 @@ def _of_groups(look: Look) -> Iterator[Sample]:
                 yield REBUILD, labels, one.rebuild
 
 
-def _members(look: Look) -> dict[str, int]:
-    """By group: one that reads two topics is there twice."""
-    return {group.group: group.members for group in look.groups}
+def _members(snapshot: ClusterSnapshot) -> dict[str, int]:
+    """Members by group; a group that reads two topics is in the snapshot twice."""
+    return {group.group: group.members for group in snapshot.groups}
 
 
-def _of_run(run: RunWork) -> Iterator[Sample]:
+def _run_samples(run: RunBacklog) -> Iterator[Sample]:
     yield OPEN_TRAJECTORIES, (run.run,), run.open_trajectories
     yield GROUPS, (run.run, "running"), run.groups_running
     yield GROUPS, (run.run, "waiting"), run.groups_waiting

@@ -1,7 +1,8 @@
-"""`steplog monitor`: the lag of every group and the work of every run, for Prometheus.
+"""`steplog monitor`: lag of every consumer group and backlog of every run, as Prometheus metrics.
 
-/health says that the process lives and never asks Kafka, /ready that it saw the cluster a moment ago.
-A broker that goes away is waited for; the values stay those of the last look, with its time.
+/health reports that the process is alive and does not depend on Kafka; /ready reports that the last
+snapshot of the cluster is recent. While a broker is down, the metrics keep the values and the time
+of the last snapshot.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import time
 import uvicorn
 from fastapi import FastAPI
 
-from console.metrics import LookCollector
+from console.metrics import SnapshotCollector
 from console.observer import open_observer
 from console.settings import MonitorSettings
 from servicekit.errors import BrokerUnavailable, OffsetLost, TopicMismatch
@@ -20,20 +21,20 @@ from servicekit.status import make_status_app, make_status_server
 
 log = logging.getLogger(__name__)
 
-LOOKS_MISSED = 3
-"""After so many it is not ready."""
-LEAST_PATIENCE = 30.0
-"""Seconds: one look may take longer than it is until the next."""
+MISSED_SNAPSHOTS = 3
+"""It is not ready after this many missed snapshots."""
+MIN_PATIENCE_S = 30.0
+"""A single snapshot may take longer than the interval between them."""
 
 
 def serve(settings: MonitorSettings) -> None:
-    """Runs until SIGTERM or Ctrl-C; raises Fatal with one sentence when it cannot."""
+    """Runs until SIGTERM or Ctrl-C; raises Fatal with one sentence if it cannot."""
     asyncio.run(_serve(settings))
 
 
 async def _serve(settings: MonitorSettings) -> None:
-    collector = LookCollector()
-    patience = max(LEAST_PATIENCE, LOOKS_MISSED * settings.every_s)
+    collector = SnapshotCollector()
+    patience = max(MIN_PATIENCE_S, MISSED_SNAPSHOTS * settings.every_s)
     with listen(settings.host, settings.port) as listener:
         start_logging("monitor", settings)
         app = make_app(collector, patience)
@@ -44,42 +45,42 @@ async def _serve(settings: MonitorSettings) -> None:
             await server.serve(sockets=[listener])
         finally:
             watching.cancel()
-            ended = await asyncio.gather(watching, return_exceptions=True)
-        if isinstance(ended[0], Exception):
-            raise ended[0]
+            (error,) = await asyncio.gather(watching, return_exceptions=True)
+        if isinstance(error, Exception):
+            raise error
 
 
 async def _watch(
-    settings: MonitorSettings, collector: LookCollector, server: uvicorn.Server
+    settings: MonitorSettings, collector: SnapshotCollector, server: uvicorn.Server
 ) -> None:
-    """Looks until cancelled; ends the server when it can look no more."""
+    """Takes snapshots until it is cancelled; stops the server on an unexpected error."""
     try:
         while True:
             try:
-                await _look(settings, collector)
-            # The topics may be made later, or anew under a monitor that has read them.
+                await _take_snapshots(settings, collector)
+            # The topics may be created later, or deleted and created again.
             except (BrokerUnavailable, OffsetLost, TopicMismatch) as error:
                 collector.failures += 1
-                log.warning("waiting: %s", error)
+                log.warning("Cannot observe the cluster, retrying: %s", error)
                 await asyncio.sleep(settings.every_s)
     except Exception:
         server.should_exit = True
         raise
 
 
-async def _look(settings: MonitorSettings, collector: LookCollector) -> None:
+async def _take_snapshots(settings: MonitorSettings, collector: SnapshotCollector) -> None:
     async with open_observer(settings) as observer:
         while True:
-            collector.look = await observer.look()
-            collector.looked_at = time.time()
+            collector.snapshot = await observer.observe()
+            collector.taken_at = time.time()
             await asyncio.sleep(settings.every_s)
 
 
-def make_app(collector: LookCollector, patience: float) -> FastAPI:
-    def unseen() -> str | None:
-        if collector.look is None:
-            return "the cluster was not seen yet"
-        silent = time.time() - collector.looked_at
-        return f"the cluster was not seen for {silent:.0f} s" if silent > patience else None
+def make_app(collector: SnapshotCollector, patience: float) -> FastAPI:
+    def reason_not_ready() -> str | None:
+        if collector.snapshot is None:
+            return "no snapshot of the cluster was taken yet"
+        age = time.time() - collector.taken_at
+        return f"the last snapshot of the cluster is {age:.0f} s old" if age > patience else None
 
-    return make_status_app("steplog monitor", unseen, collector.registry)
+    return make_status_app("steplog monitor", reason_not_ready, collector.registry)

@@ -12,23 +12,29 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class LagSettings(Connection):
-    watch: bool = Field(False, description="look again and again until Ctrl-C")
-    every_s: Seconds = Field(2.0, description="seconds between two looks")
-    json_: bool = Field(False, description="print each look as one JSON document")
-    all_: bool = Field(False, description="show the partitions too in which nothing waits")
+    watch: bool = Field(False, description="refresh until Ctrl-C")
+    every_s: Seconds = Field(2.0, description="seconds between two snapshots")
+    json_: bool = Field(False, description="print each snapshot as one JSON document")
+    all_: bool = Field(False, description="also show partitions without lag")
     work: bool = Field(
-        True, description="count open trajectories and groups, which reads their topics"
+        True,
+        description="count open trajectories and groups; this reads the topics that record them",
     )
 
 
 class MonitorSettings(ServiceSettings):
-    every_s: Seconds = Field(10.0, description="seconds between two looks at the cluster")
-    host: str = Field("127.0.0.1", description="address for /health, /ready and /metrics")
-    port: int = Field(8400, ge=0, lt=65536, description="port for them; 0 takes any free one")
-    insecure: bool = Field(False, description="let anybody who reaches another address read them")
+    every_s: Seconds = Field(10.0, description="seconds between two snapshots of the cluster")
+    host: str = Field("127.0.0.1", description="address of /health, /ready and /metrics")
+    port: int = Field(
+        8400, ge=0, lt=65536, description="port of /health, /ready and /metrics; 0: any free port"
+    )
+    insecure: bool = Field(
+        False,
+        description="serve them on an address other than loopback, where anybody can read them",
+    )
 
     @model_validator(mode="after")
-    def _is_safe(self) -> Self:
-        danger = "shows the metrics to anybody who reaches it; give --insecure where that is meant"
+    def _check_address_is_safe(self) -> Self:
+        danger = "shows the metrics to anybody who can reach it; set --insecure if that is intended"
         check_address(self.host, self.insecure, danger)
         return self

@@ -1,7 +1,7 @@
-"""A topic that is read to its end again and again, by one consumer.
+"""Reads what is new in a topic, each time up to its end, with one consumer.
 
-Partitions are assigned once. aiokafka loses its own cancellation while it changes an assignment, and a
-consumer that is closed in that moment never ends.
+Partitions are assigned only once. While aiokafka changes an assignment it can lose its own
+cancellation, and a consumer that is closed at that moment never stops.
 """
 
 import asyncio
@@ -17,61 +17,66 @@ from schemas import Codec, Record, SchemaError
 from servicekit.errors import BrokerUnavailable, OffsetLost
 
 
-class Tail:
-    """Made by `open_tail`; it begins with the first record, unless it is told otherwise."""
+class TopicTail:
+    """Made by `open_tail`. It starts with the first record, unless it seeks before the first
+    reading."""
 
     def __init__(
-        self, places: list[TopicPartition], consumer: AIOKafkaConsumer, codec: Codec
+        self, partitions: list[TopicPartition], consumer: AIOKafkaConsumer, codec: Codec
     ) -> None:
-        self._places = places
+        self._partitions = partitions
         self._consumer = consumer
         self._codec = codec
 
-    async def begin_at(self, when: datetime) -> None:
-        stamp = int(when.timestamp() * 1000)
+    async def seek_to_time(self, start: datetime) -> None:
+        timestamp = int(start.timestamp() * 1000)
         with _mapped_errors():
-            found = await self._consumer.offsets_for_times(dict.fromkeys(self._places, stamp))
-            ends = await self._consumer.end_offsets(self._places)
-        for place in self._places:
-            self._consumer.seek(place, found[place].offset if found[place] else ends[place])
+            offsets = await self._consumer.offsets_for_times(
+                dict.fromkeys(self._partitions, timestamp)
+            )
+            ends = await self._consumer.end_offsets(self._partitions)
+        for partition in self._partitions:
+            found = offsets[partition]
+            self._consumer.seek(partition, found.offset if found else ends[partition])
 
-    async def begin_at_end(self) -> None:
+    async def seek_to_end(self) -> None:
         with _mapped_errors():
-            ends = await self._consumer.end_offsets(self._places)
-        for place, end in ends.items():
-            self._consumer.seek(place, end)
+            ends = await self._consumer.end_offsets(self._partitions)
+        for partition, end in ends.items():
+            self._consumer.seek(partition, end)
 
-    async def news(self) -> AsyncIterator[tuple[Record, int]]:
-        """What was written since the last time, each record with its time in milliseconds."""
+    async def read_new(self) -> AsyncIterator[tuple[Record, int]]:
+        """The records since the last call, each with its timestamp in milliseconds."""
         with _mapped_errors():
-            ends = await self._consumer.end_offsets(self._places)
-            while not await self._is_at(ends):
+            ends = await self._consumer.end_offsets(self._partitions)
+            while not await self._has_reached(ends):
                 for batch in (await self._consumer.getmany(timeout_ms=200)).values():
                     for message in batch:
-                        if record := self._decoded(message):
+                        if record := self._decode(message):
                             yield record, message.timestamp
 
-    async def _is_at(self, ends: dict[TopicPartition, int]) -> bool:
-        """Positions count, not records: the last offsets may be transaction markers."""
-        for place, end in ends.items():
-            if await self._consumer.position(place) < end:
+    async def _has_reached(self, ends: dict[TopicPartition, int]) -> bool:
+        """Positions are compared, not records: the last offsets may be transaction markers."""
+        for partition, end in ends.items():
+            if await self._consumer.position(partition) < end:
                 return False
         return True
 
-    def _decoded(self, message: ConsumerRecord) -> Record | None:
+    def _decode(self, message: ConsumerRecord) -> Record | None:
         if message.value is None:
             return None  # a tombstone
         try:
             return self._codec.decode(message.value)
         except SchemaError:
-            return None  # what cannot be read cannot be counted; its consumers complain
+            return None  # it cannot be counted; its consumers report it
 
 
 @asynccontextmanager
 async def open_tail(
     connection: Connection, topic: str, partitions: int, codec: Codec
-) -> AsyncIterator[Tail]:
-    places = [TopicPartition(connection.topic_name(topic), number) for number in range(partitions)]
+) -> AsyncIterator[TopicTail]:
+    name = connection.topic_name(topic)
+    assigned = [TopicPartition(name, number) for number in range(partitions)]
     consumer = AIOKafkaConsumer(
         **connection.aiokafka(
             isolation_level="read_committed",
@@ -83,11 +88,11 @@ async def open_tail(
     try:
         with _mapped_errors():
             await consumer.start()
-            await asyncio.sleep(0)  # aiokafka cannot stop tasks that have not begun
-            consumer.assign(places)
-            for place, first in (await consumer.beginning_offsets(places)).items():
-                consumer.seek(place, first)
-        yield Tail(places, consumer, codec)
+            await asyncio.sleep(0)  # aiokafka cannot stop tasks that have not started
+            consumer.assign(assigned)
+            for partition, first in (await consumer.beginning_offsets(assigned)).items():
+                consumer.seek(partition, first)
+        yield TopicTail(assigned, consumer, codec)
     finally:
         await consumer.stop()
 
@@ -97,6 +102,6 @@ def _mapped_errors() -> Iterator[None]:
     try:
         yield
     except (NoOffsetForPartitionError, OffsetOutOfRangeError) as error:
-        raise OffsetLost(f"a topic no longer holds what it held: {error}") from error
+        raise OffsetLost(f"Records were deleted while they were read: {error}") from error
     except KafkaError as error:
-        raise BrokerUnavailable(f"the brokers went away: {error}") from error
+        raise BrokerUnavailable(f"The connection to the brokers was lost: {error}") from error

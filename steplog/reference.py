@@ -132,7 +132,7 @@ def metrics_of(module: str) -> Iterator[tuple[str, str, Iterable[str], str]]:
     """Name, type, labels and meaning of what a module exports."""
     names = vars(import_module(module))
     for metric in names.get("ALL", ()):
-        yield metric.name, metric.kind, metric.labels, metric.what
+        yield metric.name, metric.kind, metric.labels, metric.help
     for found in names.values():
         for one in found.values() if isinstance(found, dict) else (found,):
             # One with values for its labels is a part of another.

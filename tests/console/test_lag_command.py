@@ -12,7 +12,7 @@ from pool.core.bookmark import Bookmark, add_mark
 from pool.topics import POLICY, REWARDED, STEPS, TRAJECTORIES
 from schemas import PolicyVersion, Position, Registration
 from tests import processes
-from tests.console.committing import commit, member
+from tests.console.consumer_groups import commit, member
 from tests.pool.log import write
 from tests.steplog.command import STEPLOG, reaching, steplog
 from tests.trainer.agents import RUN, submit_groups
@@ -33,7 +33,7 @@ def group(log: Connection) -> str:
     return f"{log.topic_prefix}group"
 
 
-def look(connection: Connection, *options: str) -> dict[str, Any]:
+def snapshot(connection: Connection, *options: str) -> dict[str, Any]:
     told = steplog("lag", "--json", *options, *reaching(connection))
     assert told.returncode == 0, told.stderr
     found: dict[str, Any] = json.loads(told.stdout)
@@ -42,7 +42,7 @@ def look(connection: Connection, *options: str) -> dict[str, Any]:
 
 def test_lag_counts_what_was_not_processed(log: Connection, group: str) -> None:
     commit(log, group, STEPS, {0: (3, ""), 1: (0, "")})
-    found = look(log, "--no-work")
+    found = snapshot(log, "--no-work")
     (told,) = found["groups"]
     assert (told["group"], told["topic"]) == (group, log.topic_name(STEPS))
     assert told["lag"] == 32 - 3
@@ -53,15 +53,15 @@ def test_lag_counts_what_was_not_processed(log: Connection, group: str) -> None:
 
 
 def test_a_group_that_has_read_all_is_not_behind(log: Connection, group: str) -> None:
-    ends = {t["partition"]: t["end"] for t in look(log)["topics"] if t["topic"].endswith(STEPS)}
+    ends = {t["partition"]: t["end"] for t in snapshot(log)["topics"] if t["topic"].endswith(STEPS)}
     commit(log, group, STEPS, {number: (end, "") for number, end in ends.items()})
-    (told,) = look(log)["groups"]
+    (told,) = snapshot(log)["groups"]
     assert (told["lag"], told["lag_seconds"]) == (0, 0)
 
 
 def test_the_rebuild_offset_is_the_bookmark_of_the_commit(log: Connection, group: str) -> None:
     commit(log, group, STEPS, {0: (4, add_mark(Bookmark(2).encode()))})
-    (told,) = look(log, "--no-work")["groups"]
+    (told,) = snapshot(log, "--no-work")["groups"]
     first, second = told["partitions"]
     assert (first["committed"], first["rebuild"]) == (4, 2)
     assert (second["committed"], second["rebuild"]) == (None, None)
@@ -70,14 +70,14 @@ def test_the_rebuild_offset_is_the_bookmark_of_the_commit(log: Connection, group
 def test_two_groups_may_stand_at_two_places_of_a_partition(log: Connection, group: str) -> None:
     commit(log, group, STEPS, {0: (1, ""), 1: (1, "")})
     commit(log, group + "-2", STEPS, {0: (2, ""), 1: (2, "")})
-    lags = {told["group"]: told for told in look(log)["groups"]}
+    lags = {told["group"]: told for told in snapshot(log)["groups"]}
     assert [lags[name]["lag"] for name in (group, group + "-2")] == [30, 28]
     assert all(one["lag_seconds"] > 0 for told in lags.values() for one in told["partitions"])
 
 
 def test_members_count_before_they_have_committed(log: Connection, group: str) -> None:
     with member(log, group, REWARDED):
-        (told,) = look(log, "--no-work")["groups"]
+        (told,) = snapshot(log, "--no-work")["groups"]
     assert (told["members"], told["lag"], told["partitions"][0]["committed"]) == (1, 32, None)
 
 
@@ -85,7 +85,7 @@ def test_groups_of_other_topics_are_not_ours(log: Connection, group: str) -> Non
     other = log.model_copy(update={"topic_prefix": f"{log.topic_prefix}other."})
     topics.create(other, partitions=1)
     commit(other, group, STEPS, {0: (0, "")})
-    assert look(log, "--no-work")["groups"] == []
+    assert snapshot(log, "--no-work")["groups"] == []
 
 
 def test_work_is_counted_from_the_log(log: Connection) -> None:
@@ -97,7 +97,7 @@ def test_work_is_counted_from_the_log(log: Connection) -> None:
         write(log, POLICY, [version])
     named: dict[str, Any] = {"prompt_uid": "a", "run": RUN, "begins": begins, "group_size": 2}
     write(log, TRAJECTORIES, [Registration(trajectory_uid="t", **named)])
-    (run,) = look(log)["runs"]
+    (run,) = snapshot(log)["runs"]
     assert run == {
         "run": RUN, "version": 7, "incarnation": 1, "open_trajectories": 1,
         "groups_running": 1, "groups_waiting": 0, "oldest_versions": 0,

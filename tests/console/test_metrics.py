@@ -4,21 +4,21 @@ import re
 
 from prometheus_client import generate_latest
 
-from console.metrics import ALL, LookCollector
-from tests.console.looks import group, look, partition, run
+from console.metrics import ALL, SnapshotCollector
+from tests.console.snapshots import group, partition, run, snapshot
 
 
-def told(collector: LookCollector) -> dict[str, float]:
+def told(collector: SnapshotCollector) -> dict[str, float]:
     lines = generate_latest(collector.registry).decode().splitlines()
     samples = [line.rpartition(" ") for line in lines if not line.startswith("#")]
     return {name: float(value) for name, _, value in samples}
 
 
-def seen() -> LookCollector:
-    collector = LookCollector()
+def seen() -> SnapshotCollector:
+    collector = SnapshotCollector()
     partitions = partition(0, 6, 9, lag_seconds=2.0, rebuild=4), partition(1, None, 0)
-    collector.look = look(group("g", "steps", *partitions, members=2), runs=(run("math"),))
-    collector.looked_at = 1000.0
+    collector.snapshot = snapshot(group("g", "steps", *partitions, members=2), runs=(run("math"),))
+    collector.taken_at = 1000.0
     return collector
 
 
@@ -44,16 +44,16 @@ def test_work_is_told_by_run() -> None:
     assert found['steplog_live_version{run="math"}'] == 3
 
 
-def test_every_metric_has_samples_after_a_look() -> None:
+def test_every_metric_has_samples_after_a_snapshot() -> None:
     names = {name.partition("{")[0] for name in told(seen())}
     assert names == {metric.name for metric in ALL}
 
 
 def test_a_group_that_is_gone_leaves_nothing_behind() -> None:
     collector = seen()
-    collector.look = look()
+    collector.snapshot = snapshot()
     assert not any("consumergroup=" in name for name in told(collector))
 
 
-def test_before_the_first_look_only_failures_are_told() -> None:
-    assert told(LookCollector()) == {"monitor_failures_total": 0}
+def test_before_the_first_snapshot_only_failures_are_exported() -> None:
+    assert told(SnapshotCollector()) == {"monitor_failures_total": 0}

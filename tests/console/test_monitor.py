@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from console.metrics import LookCollector
+from console.metrics import SnapshotCollector
 from console.monitor import make_app
 from console.settings import MonitorSettings
 from pool import topics
@@ -17,8 +17,8 @@ from pool.connection import Connection
 from pool.topics import STEPS
 from tests import processes
 from tests.conftest import free_port
-from tests.console.committing import commit
-from tests.console.looks import look
+from tests.console.consumer_groups import commit
+from tests.console.snapshots import snapshot
 from tests.steplog.command import STEPLOG, reaching
 from tests.trainer.agents import submit_groups
 
@@ -81,18 +81,18 @@ def test_topics_may_be_made_after_it_has_started(connection: Connection) -> None
         until(lambda: ask(f"{url}/ready")[0] == 200)
 
 
-def readiness(collector: LookCollector) -> int:
+def readiness(collector: SnapshotCollector) -> int:
     from fastapi.testclient import TestClient
 
     return TestClient(make_app(collector, patience=30)).get("/ready").status_code
 
 
-def test_it_is_ready_while_the_last_look_is_fresh() -> None:
-    collector = LookCollector()
+def test_it_is_ready_while_the_last_snapshot_is_recent() -> None:
+    collector = SnapshotCollector()
     assert readiness(collector) == 503
-    collector.look, collector.looked_at = look(), time.time()
+    collector.snapshot, collector.taken_at = snapshot(), time.time()
     assert readiness(collector) == 200
-    collector.looked_at -= 31
+    collector.taken_at -= 31
     assert readiness(collector) == 503
 
 

@@ -1,12 +1,12 @@
-"""Looks that follow each other: the second knows what the first has read."""
+"""Successive snapshots: the second continues where the first stopped reading."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from console.look import RunWork
 from console.observer import open_observer
+from console.snapshot import RunBacklog
 from pool import topics
 from pool.connection import Connection
 from pool.topics import LEDGER, TRAJECTORIES
@@ -36,19 +36,21 @@ def decision(*uids: str) -> Decision:
     return Decision(run=RUN, incarnation=1, sequence=1, groups=[group])
 
 
-async def looks(connection: Connection, *rounds: tuple[str, list[Record]]) -> list[list[RunWork]]:
+async def observe(
+    connection: Connection, *rounds: tuple[str, list[Record]]
+) -> list[list[RunBacklog]]:
     """One after each round of writing, by one observer."""
     found = []
     async with open_observer(connection) as observer:
         for topic, records in rounds:
             await asyncio.to_thread(write, connection, topic, records)
-            found.append((await observer.look()).runs)
+            found.append((await observer.observe()).runs)
     return found
 
 
-async def test_each_look_goes_on_where_the_last_one_ended(connection: Connection) -> None:
+async def test_each_snapshot_continues_where_the_last_one_stopped(connection: Connection) -> None:
     await asyncio.to_thread(topics.create, connection, 1)
-    begun, ended, decided = await looks(
+    begun, ended, decided = await observe(
         connection,
         (TRAJECTORIES, [registration("a"), registration("b")]),
         (TRAJECTORIES, [registration(uid, status="completed") for uid in "ab"]),
@@ -59,9 +61,11 @@ async def test_each_look_goes_on_where_the_last_one_ended(connection: Connection
     assert decided == []
 
 
-async def test_a_first_look_finds_decisions_about_what_it_has_read(connection: Connection) -> None:
+async def test_a_first_snapshot_finds_decisions_about_what_it_has_read(
+    connection: Connection,
+) -> None:
     await asyncio.to_thread(topics.create, connection, 1)
     ended: list[Record] = [registration(uid, status="completed") for uid in "ab"]
     await asyncio.to_thread(write, connection, TRAJECTORIES, ended)
-    (found,) = await looks(connection, (LEDGER, [decision("a", "b")]))
+    (found,) = await observe(connection, (LEDGER, [decision("a", "b")]))
     assert found == []

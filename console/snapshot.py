@@ -1,8 +1,9 @@
-"""What one look at the cluster shows. These types are the JSON of `steplog lag` as well.
+"""A snapshot of the cluster: lag of every group, backlog of every run. Its types are the JSON of
+`steplog lag` too.
 
-Lag is counted as every Kafka tool counts it: the end of the partition, less the committed offset. What
-a group has never committed it has never processed, so all that the partition holds is its lag. Lag in
-seconds is the age of the first record that was not processed, and 0 where there is none.
+Lag is computed as in every Kafka tool: the end of the partition minus the committed offset. A group
+without a commit has processed nothing, so its lag is everything that the partition holds. Lag in
+seconds is the age of the first unprocessed record, and 0 if there is none.
 """
 
 import msgspec
@@ -18,16 +19,16 @@ class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
     lag: int
     lag_seconds: float
     rebuild: int | None
-    """None where there is no commit of ours."""
+    """The rebuild offset; None if the group has no commit with a bookmark."""
 
     @property
     def is_quiet(self) -> bool:
-        """All is read, and no open state needs a record."""
+        """Whether all records are processed and none is needed to rebuild open state."""
         return self.lag == 0 and self.rebuild in (None, self.committed)
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consumer group has before it in one topic."""
+    """The lag of a consumer group in one topic."""
 
     group: str
     topic: str
@@ -44,31 +45,31 @@ class PartitionBounds(msgspec.Struct, frozen=True, kw_only=True):
     end: int
 
 
-class RunWork(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in the language of the job."""
+class RunBacklog(msgspec.Struct, frozen=True, kw_only=True):
+    """The backlog of a run in the user's terms."""
 
     run: str
     version: int | None
-    """The newest that went live."""
+    """The newest live version."""
     incarnation: int
     open_trajectories: int
     groups_running: int
     groups_waiting: int
-    """They ended, and the trainer has not decided about them."""
+    """Complete groups about which the trainer has not decided yet."""
     oldest_versions: int | None
-    """How many versions ago the oldest undecided trajectory began; None if there is none."""
+    """Versions since the oldest undecided trajectory started; None if there is none."""
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     bootstrap: str
     brokers: int
     groups: list[GroupLag]
-    runs: list[RunWork]
+    runs: list[RunBacklog]
     topics: list[PartitionBounds]
 
 
-class Commit(msgspec.Struct, frozen=True):
+class CommittedOffset(msgspec.Struct, frozen=True):
     offset: int
     metadata: str | None
 
@@ -76,13 +77,13 @@ class Commit(msgspec.Struct, frozen=True):
         try:
             return Bookmark.parse(self.metadata, self.offset).rebuild
         except Fatal:
-            return None  # another program's group: its metadata is its own
+            return None  # the metadata of another program's group
 
 
 def partition_lag(
-    bounds: PartitionBounds, commit: Commit | None, written_at: float | None, now: float
+    bounds: PartitionBounds, commit: CommittedOffset | None, written_at: float | None, now: float
 ) -> PartitionLag:
-    """`written_at` is when the first record was written that the group has not processed."""
+    """`written_at` is the time of the first record that the group has not processed."""
     start = bounds.oldest if commit is None else commit.offset
     return PartitionLag(
         partition=bounds.partition,

@@ -1,4 +1,4 @@
-"""A look as a person sees it, at 80 columns."""
+"""A snapshot as text for people, 80 columns wide."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -6,46 +6,54 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from console.look import GroupLag, Look, PartitionLag, RunWork
+from console.snapshot import ClusterSnapshot, GroupLag, PartitionLag, RunBacklog
 
 COLUMNS = {"partition": 9, "committed": 12, "end": 12, "lag": 10, "behind": 8, "rebuild": 12}
-"""With their least widths, so that nothing jumps when numbers grow."""
-SMALLEST = 3
-"""Partitions of a group that are shown however low the terminal is."""
+"""Columns and their smallest widths, so that the layout stays when numbers grow."""
+MIN_PARTITIONS = 3
+"""Partitions of a group that are shown even in a terminal with few lines."""
 
 
-class Screen:
-    """`height` is how many lines there are; partitions with the least lag are left out."""
+class LagView:
+    """`height` is the number of lines of the terminal; if there are too few, the partitions with
+    the least lag are left out. `error` says why the snapshot could not be refreshed."""
 
     def __init__(
-        self, look: Look, *, all_: bool = False, height: int | None = None, trouble: str = ""
+        self,
+        snapshot: ClusterSnapshot,
+        *,
+        all_: bool = False,
+        height: int | None = None,
+        error: str = "",
     ) -> None:
-        self._look = look
+        self._snapshot = snapshot
         self._all = all_
         self._height = height
-        self._trouble = trouble
+        self._error = error
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Group(*self._parts())
 
     def _parts(self) -> Iterator[RenderableType]:
-        look = self._look
-        yield Text.assemble(("kafka ", "dim"), look.bootstrap, "   ", ("at ", "dim"), look.at)
-        if self._trouble:
-            yield Text(f"! {self._trouble}", "bold red", no_wrap=True, overflow="ellipsis")
-        for run in look.runs:
+        snapshot = self._snapshot
+        yield Text.assemble(
+            ("kafka ", "dim"), snapshot.bootstrap, "   ", ("at ", "dim"), snapshot.at
+        )
+        if self._error:
+            yield Text(f"! {self._error}", "bold red", no_wrap=True, overflow="ellipsis")
+        for run in snapshot.runs:
             yield Text()
-            yield from run_words(run)
-        if not look.groups:
-            yield Text("no consumer group has read these topics yet", "dim")
-        for group in look.groups:
+            yield from format_run(run)
+        if not snapshot.groups:
+            yield Text("No consumer group has read these topics yet.", "dim")
+        for group in snapshot.groups:
             yield Text()
-            yield group_words(group)
+            yield format_group(group)
             yield from self._partitions(group)
 
     def _partitions(self, group: GroupLag) -> Iterable[RenderableType]:
         wanted = [one for one in group.partitions if self._all or not one.is_quiet]
-        shown = worst(wanted, self._room())
+        shown = largest_lags(wanted, self._room())
         if shown:
             yield table(shown)
         if left := len(wanted) - len(shown):
@@ -53,55 +61,55 @@ class Screen:
         quiet = len(group.partitions) - len(wanted)
         if quiet and shown:
             yield Text(
-                f"  nothing waits in {quiet} others"
+                f"  {quiet} other partitions have no lag"
                 if quiet > 1
-                else "  nothing waits in one other",
+                else "  1 other partition has no lag",
                 "dim",
             )
 
     def _room(self) -> int | None:
-        """Partitions of each group for which there are lines."""
+        """How many partitions of each group fit."""
         if self._height is None:
             return None
-        around = 2 + 3 * len(self._look.runs)
-        per_group = (self._height - around) // max(1, len(self._look.groups))
-        return max(SMALLEST, per_group - 4)
+        around = 2 + 3 * len(self._snapshot.runs)
+        per_group = (self._height - around) // max(1, len(self._snapshot.groups))
+        return max(MIN_PARTITIONS, per_group - 4)
 
 
-def worst(partitions: Sequence[PartitionLag], room: int | None) -> list[PartitionLag]:
-    """As many as there is room for, those with the most lag, in their own order."""
+def largest_lags(partitions: Sequence[PartitionLag], room: int | None) -> list[PartitionLag]:
+    """The partitions with the most lag, as many as there is room for, ordered by number."""
     if room is None or len(partitions) <= room:
         return list(partitions)
     by_lag = sorted(partitions, key=lambda one: (-one.lag_seconds, -one.lag, one.partition))
     return sorted(by_lag[:room], key=lambda one: one.partition)
 
 
-def run_words(run: RunWork) -> Iterator[Text]:
-    named = Text.assemble(("run ", "dim"), (run.run, "bold"), no_wrap=True, overflow="ellipsis")
+def format_run(run: RunBacklog) -> Iterator[Text]:
+    title = Text.assemble(("run ", "dim"), (run.run, "bold"), no_wrap=True, overflow="ellipsis")
     if run.version is None:
-        yield named.append("   no version is live yet", "dim")
+        yield title.append("   no live version yet", "dim")
     else:
-        yield named.append("   version ", "dim").append(f"{run.version:,}")
-    told = {
+        yield title.append("   version ", "dim").append(f"{run.version:,}")
+    facts = {
         "open trajectories": f"{run.open_trajectories:,}",
         "groups running": f"{run.groups_running:,}",
         "waiting": f"{run.groups_waiting:,}",
         "oldest": None if run.oldest_versions is None else _versions(run.oldest_versions),
     }
     words = Text(no_wrap=True, overflow="ellipsis")
-    for name, value in told.items():
+    for name, value in facts.items():
         if value is not None:
             words.append("   " if words else "  ").append(f"{name} ", "dim").append(value)
     yield words
 
 
-def group_words(group: GroupLag) -> Text:
+def format_group(group: GroupLag) -> Text:
     members = "1 member" if group.members == 1 else f"{group.members} members"
     words = Text.assemble((group.group, "bold"), (" reads ", "dim"), group.topic, no_wrap=True)
     words.append("   ").append(members, "" if group.members else "yellow")
     words.append("   lag ", "dim").append(f"{group.lag:,}", "bold" if group.lag else "")
     if group.lag:
-        words.append(f"   {duration(group.lag_seconds)} behind")
+        words.append(f"   {format_age(group.lag_seconds)} behind")
     return words
 
 
@@ -115,13 +123,13 @@ def table(partitions: Iterable[PartitionLag]) -> Table:
             _count(one.committed),
             _count(one.end),
             Text(_count(one.lag), "bold" if one.lag else "dim"),
-            duration(one.lag_seconds) if one.lag else "",
+            format_age(one.lag_seconds) if one.lag else "",
             _count(one.rebuild),
         )
     return drawn
 
 
-def duration(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:
