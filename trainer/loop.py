@@ -29,8 +29,8 @@ from trainer.algorithm.alarms import find_alarms
 from trainer.decisions.decider import Decider, RangeEnded
 from trainer.incarnation.base import Incarnation, now_ms
 from trainer.machine import describe_machine
-from trainer.progress.report import Report
-from trainer.progress.status import Progress
+from trainer.progress.reporter import ProgressReporter
+from trainer.progress.run_status import StepReport
 from trainer.rank_orders import RankOrders, TrainOrder
 from trainer.settings import TrainSettings
 from trainer.training import Training, TrainingResult
@@ -63,7 +63,7 @@ class TrainingLoop:
         training: Training,
         fleet: EngineFleet,
         orders: RankOrders,
-        progress: Progress,
+        progress: ProgressReporter,
         stop: threading.Event,
         probe: Callable[[str], None] = lambda stage: None,
     ) -> None:
@@ -121,13 +121,13 @@ class TrainingLoop:
         unseen = self._incarnation.ledger.trained_after(self._training.version)
         self._check_not_deleted(unseen)
         for done, decision in enumerate(unseen):
-            self._progress.recovered(done, len(unseen))
+            self._progress.set_recovered(done, len(unseen))
             if self._stop.is_set():
                 raise Stopped
             with self._span("version", self._training.version + 1, again=True):
                 self._train(decision)
-        self._progress.recovered(len(unseen), len(unseen))
-        self._progress.began(self._incarnation.number, self._training.version)
+        self._progress.set_recovered(len(unseen), len(unseen))
+        self._progress.set_start(self._incarnation.number, self._training.version)
         with self._span("version", self._training.version, again=True):
             self._publish()
         self._check_engines()
@@ -167,7 +167,7 @@ class TrainingLoop:
             except LogprobMismatch as error:
                 raise Fatal(str(error)) from error
             except EngineCallFailed as error:
-                self._progress.alarm(f"engine: {error}")
+                self._progress.raise_alarm(f"engine: {error}")
 
     def _logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         self._orders.send("logprobs", ids.tobytes())
@@ -201,7 +201,7 @@ class TrainingLoop:
         if report is not None:
             self._note_engines(report)
         lags = self._decider.submit(self._incarnation.consumer.lags).result()
-        self._progress.waiting(
+        self._progress.set_waiting(
             self._decider.ready(),
             self._settings.groups_per_batch,
             sum(lags.values()) if lags else None,
@@ -211,7 +211,7 @@ class TrainingLoop:
     def _note_range_progress(self) -> None:
         range_progress = self._decider.range_progress()
         if range_progress is not None:
-            self._progress.reading(*range_progress)
+            self._progress.set_range(*range_progress)
 
     def _train(self, decision: Decision) -> None:
         lost = self._incarnation.ledger.lost_groups()
@@ -273,7 +273,7 @@ class TrainingLoop:
     def _note_engines(self, report: SyncReport) -> None:
         self._engines = report.engines
         failed = [failure.url for failure in report.failures]
-        self._progress.synced(self._training.version, report.engines, failed)
+        self._progress.set_engines(self._training.version, report.engines, failed)
 
     def _report(self, decision: Decision) -> None:
         outcome = self._incarnation.ledger.outcome(decision.sequence)
@@ -282,8 +282,8 @@ class TrainingLoop:
         statistics, timings = self._decider.take_statistics(), self._progress.timings()
         idle = timings.get("waiting", 0.0) / max(sum(timings.values()), 1e-9)
         metrics = outcome.metrics | statistics.metrics() | {"idle_fraction": idle}
-        self._progress.stepped(
-            Report(
+        self._progress.report_step(
+            StepReport(
                 version=decision.version,
                 sequence=decision.sequence,
                 incarnation=self._incarnation.number,

@@ -1,7 +1,7 @@
-"""Prometheus metrics of the trainer; `servicekit.metrics` has those of every consumer.
+"""Prometheus metrics of the trainer; `servicekit.metrics` has those that all consumers share.
 
-A value that belongs to a step is a gauge with the name that it has in the ledger's Outcome and in
-every tracker, behind `trainer_`.
+A value of a step is a gauge: `trainer_` and the name that the value has in the ledger's Outcome and in
+every tracker.
 """
 
 import logging
@@ -18,71 +18,71 @@ SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 groups = Counter("groups", "Decided groups, by verdict", ["verdict"])
 trajectories = Counter(
     "trajectories",
-    "Decided trajectories of the run, by verdict, earlier lives included",
+    "Decided trajectories of the run, by verdict, over all incarnations",
     ["verdict"],
 )
 open_groups = Gauge("assembly_open_groups", "Groups that wait for trajectories or rewards")
 oldest_open_group = Gauge(
-    "assembly_oldest_open_group_seconds", "Since the first record of the oldest of them"
+    "assembly_oldest_open_group_seconds", "Time since the first record of the oldest open group"
 )
-rebuild_offset = Gauge("rebuild_offset", "Oldest record that open state needs", ["partition"])
-ready_groups = Gauge("trainer_ready_groups", "Closed groups that a Decision could take")
-wanted_groups = Gauge("trainer_wanted_groups", "Groups that a Decision takes")
+rebuild_offset = Gauge(
+    "rebuild_offset", "Oldest offset that a rebuild of open groups needs", ["partition"]
+)
+ready_groups = Gauge("trainer_ready_groups", "Closed groups that are ready to be trained")
+wanted_groups = Gauge("trainer_wanted_groups", "Groups in a batch (groups_per_batch)")
 
-policy_version = Gauge("policy_version", "The newest version that went live")
-incarnation = Gauge("trainer_incarnation", "Number of this life of the trainer in its run")
+policy_version = Gauge("policy_version", "Newest version that went live")
+incarnation = Gauge("trainer_incarnation", "Number of the trainer's incarnation in its run")
 adopted_version = Gauge(
-    "policy_adopted_version", "The version that an engine last confirmed", ["engine"]
+    "policy_adopted_version", "Version that an engine last confirmed", ["engine"]
 )
-engines = Gauge("trainer_engines", "Engines at the last broadcast, by how it went", ["state"])
+engines = Gauge(
+    "trainer_engines", "Engines at the last broadcast, by state: ok or failed", ["state"]
+)
 
-step_seconds = Histogram("train_step_seconds", "Training of one batch", buckets=SECONDS)
+step_seconds = Histogram("train_step_seconds", "Duration of training one batch", buckets=SECONDS)
 broadcast_seconds = Histogram(
-    "weights_broadcast_seconds", "One version to every engine", buckets=SECONDS
+    "weights_broadcast_seconds", "Duration of sending one version to all engines", buckets=SECONDS
 )
-phase_seconds = Counter(
-    "trainer_phase_seconds", "Where the time of the training loop went", ["phase"]
-)
-tokens_trained = Counter("tokens_trained", "Tokens that carried gradient")
+phase_seconds = Counter("trainer_phase_seconds", "Time of the training loop, by phase", ["phase"])
+tokens_trained = Counter("tokens_trained", "Trained tokens")
 staleness = Histogram(
     "staleness_versions",
-    "Age of trained trajectories: part in_queue, in_flight or total",
+    "Age of trained trajectories in versions, by part: in_queue, in_flight or total",
     ["part"],
     buckets=(0, 1, 2, 3, 4, 6, 8, 12, 16, 32),
 )
-alarms = Counter("alarms", "Alarms, by name", ["alarm"])
-tracker_failures = Counter(
-    "trainer_tracker_failures", "Steps that a tracker did not take", ["tracker"]
-)
+alarms = Counter("alarms", "Alarms raised, by name", ["alarm"])
+tracker_failures = Counter("trainer_tracker_failures", "Steps that a tracker missed", ["tracker"])
 
-OF_A_STEP = {
+STEP_VALUES = {
     "reward_mean": "Mean reward of the trained trajectories",
-    "reward_mean_all": "Mean reward, groups that were not trained included",
-    "reward_std": "Standard deviation of the trained trajectories' rewards",
+    "reward_mean_all": "Mean reward of all decided trajectories, trained or not",
+    "reward_std": "Standard deviation of the rewards of trained trajectories",
     "advantage_std": "Standard deviation of the advantages",
     "loss": "Loss",
-    "kl": "Divergence from the reference model, where there is one",
+    "kl": "KL divergence from the reference model, if there is one",
     "entropy": "Mean entropy of the trained tokens' distributions",
     "grad_norm": "Norm of the gradient before clipping",
     "learning_rate": "Learning rate",
     "tokens": "Trained tokens of the step",
-    "tokens_age_0": "Trained tokens of the step that the newest version sampled",
-    "row_tokens": "Tokens of the step's rows, prompts included",
-    "tokens_per_second": "Tokens of rows per second of training",
+    "tokens_age_0": "Trained tokens of the step with age 0",
+    "row_tokens": "Tokens of the step, prompts included",
+    "tokens_per_second": "Tokens per second of training, prompts included",
     "rows": "Rows of the step",
-    "packs": "Forward passes of the step, over all ranks",
+    "packs": "Forward passes of the step on all ranks",
     "trajectories": "Trained trajectories of the step",
-    "generated_mean": "Tokens that a trained trajectory was sampled with, on average",
+    "generated_mean": "Mean number of sampled tokens per trained trajectory",
     "age_mean": "Mean age of the trained tokens, in versions",
     "age_min": "Age of the youngest trained token, in versions",
     "age_max": "Age of the oldest trained token, in versions",
-    "spans_mean": "Versions that sampled a trajectory, on average",
-    "ratio_mean": "Mean ratio of the trainer's to the engine's probability",
-    "ratio_max": "Highest of these ratios",
-    "logprob_difference": "Mean absolute difference of the trainer's and the engine's log-probability",
-    "logprob_difference_age_0": "The same over tokens that the newest version sampled",
-    "mismatch_kl": "Mean of exp(d) - d - 1 over these differences",
-    "ess": "Effective share of the sample, from 0 to 1",
+    "spans_mean": "Mean number of versions that sampled a trajectory",
+    "ratio_mean": "Mean ratio of the trainer's probability to the engine's",
+    "ratio_max": "Largest ratio of the trainer's probability to the engine's",
+    "logprob_difference": "Mean absolute difference of the trainer's and the engine's log-probs",
+    "logprob_difference_age_0": "Mean absolute difference of log-probs over tokens with age 0",
+    "mismatch_kl": "Mean of exp(d) - d - 1 over the differences d of log-probs",
+    "ess": "Effective sample size as a share of the tokens, from 0 to 1",
     "masked_fraction": "Share of tokens that the loss masked",
     "masked_high_fraction": "Share of tokens masked because their ratio was high",
     "masked_low_fraction": "Share of tokens masked because their ratio was low",
@@ -91,33 +91,33 @@ OF_A_STEP = {
     "geo_ratio_p1": "First percentile of the trajectories' geometric mean ratios",
     "geo_ratio_p50": "Median of the trajectories' geometric mean ratios",
     "geo_ratio_p99": "99th percentile of the trajectories' geometric mean ratios",
-    "no_variance_fraction": "Share of usable groups whose rewards are all equal",
+    "no_variance_fraction": "Share of usable groups with equal rewards",
     "truncated_fraction": "Share of trajectories that ended at a limit",
     "failed_fraction": "Share of trajectories that failed or were cancelled",
     "prefix_break_fraction": "Share of Steps whose prompt does not continue an earlier one",
-    "orphan_fraction": "Share of Steps that nobody received",
-    "groups_trained_twice": "Groups that were trained before; the ledger makes it impossible",
-    "group_wait_seconds": "Mean time from a group's close to its Decision",
-    "idle_fraction": "Share of the time in which the trainer waited for groups",
+    "orphan_fraction": "Share of Steps that are orphans",
+    "groups_trained_twice": "Groups trained more than once; the ledger should make it impossible",
+    "group_wait_seconds": "Mean time from the close of a group to its Decision",
+    "idle_fraction": "Share of time that the trainer waited for groups",
 }
-"""What a step may report. A name that is not here reaches the trackers only."""
+"""Values that a step may report. A value that is not listed reaches the trackers only."""
 
-of_a_step = {name: Gauge(f"trainer_{name}", what) for name, what in OF_A_STEP.items()}
-for _gauge in of_a_step.values():
-    _gauge.set(float("nan"))  # 0 would be a value, and raise alerts about what nobody measures
+step_gauges = {name: Gauge(f"trainer_{name}", help_) for name, help_ in STEP_VALUES.items()}
+for _gauge in step_gauges.values():
+    _gauge.set(float("nan"))  # 0 could raise alerts about values that are not measured
 _unknown: set[str] = set()
 
 
-def show_step(values: Mapping[str, float]) -> None:
+def set_step_values(values: Mapping[str, float]) -> None:
     for name, value in values.items():
-        if name in of_a_step:
-            of_a_step[name].set(value)
+        if name in step_gauges:
+            step_gauges[name].set(value)
         elif name not in _unknown:
             _unknown.add(name)
-            log.info("metric %s has no gauge; trackers have it", name)
+            log.info("value %s has no Prometheus gauge; only trackers get it", name)
 
 
-def show_ages(ages: Iterable[Age]) -> None:
+def observe_ages(ages: Iterable[Age]) -> None:
     for age in ages:
         for part, versions in zip(
             ("in_queue", "in_flight", "total"), (*age, age.total), strict=True

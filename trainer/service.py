@@ -38,7 +38,7 @@ from trainer.offline.decider import OfflineDecider
 from trainer.offline.incarnation import OfflineIncarnation, lock_run
 from trainer.offline.run_definition import check_not_offline, define_run
 from trainer.offline.summary import OfflineSummary
-from trainer.progress.status import Progress, open_progress
+from trainer.progress.reporter import ProgressReporter, open_reporter
 from trainer.rank_orders import RankOrders, execute_orders
 from trainer.recorded_settings import RecordedSettings, encode_settings
 from trainer.settings import TrainSettings, section
@@ -128,11 +128,13 @@ def _run_offline(settings: TrainSettings, orders: RankOrders, probe: Probe) -> s
 
 
 @contextmanager
-def _open_reporting(settings: TrainSettings, port: int) -> Iterator[tuple[socket, Progress]]:
+def _open_reporting(
+    settings: TrainSettings, port: int
+) -> Iterator[tuple[socket, ProgressReporter]]:
     """Opens the socket of the status page, and the view and trackers that progress is reported to."""
     with (
         listen(settings.host, port) as listener,
-        open_progress(
+        open_reporter(
             settings.run,
             trackers=settings.trackers,
             folder=settings.tracker_dir,
@@ -148,7 +150,7 @@ def _train(
     decider: Decider,
     orders: RankOrders,
     listener: socket,
-    progress: Progress,
+    progress: ProgressReporter,
     stop: threading.Event,
     probe: Probe,
 ) -> None:

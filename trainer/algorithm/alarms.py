@@ -1,6 +1,6 @@
-"""Metrics that mean trouble, as sentences for a person: the alarm's name, a colon, and what to do.
+"""Alarms: metrics beyond their limits, as sentences of the form `name: what is wrong; what to do`.
 
-The limits are a start; calibrate them. A metric that was not measured raises nothing.
+The default limits are a starting point; calibrate them. A metric that was not measured raises no alarm.
 """
 
 import math
@@ -11,31 +11,35 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class AlarmSettings(BaseModel):
-    """From where on a metric is an alarm."""
+    """The limits beyond which a metric raises an alarm."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     alarm_mismatch: float = Field(
         0.05,
         gt=0,
-        description="alarm: mean |c - b|, in nats, of tokens that the present version sampled",
+        description="alarm above this mean difference between the log-probs of trainer and engines, "
+        "in nats, over tokens with age 0",
     )
     alarm_ess: float = Field(
-        0.5, ge=0, le=1, description="alarm: effective share of the sample below it"
+        0.5,
+        ge=0,
+        le=1,
+        description="alarm below this effective sample size, as a share of the tokens",
     )
     alarm_masked: float = Field(
-        0.2, ge=0, le=1, description="alarm: share of tokens that the loss masked"
+        0.2, ge=0, le=1, description="alarm above this share of tokens masked by the loss"
     )
     alarm_prefix_breaks: float = Field(
         0.01,
         ge=0,
         le=1,
-        description="alarm: share of Steps whose prompt does not continue an earlier one",
+        description="alarm above this share of Steps whose prompt does not continue an earlier one",
     )
 
 
-class Rule(NamedTuple):
-    """Raised above the limit, or below it where that is the bad side."""
+class AlarmRule(NamedTuple):
+    """Raises an alarm when the metric is above the limit, or below it if `below` is set."""
 
     name: str
     metric: str
@@ -45,50 +49,51 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule(
+    AlarmRule(
         "mismatch",
         "logprob_difference_age_0",
         lambda settings: settings.alarm_mismatch,
-        "engines and trainer differ by {value:.3f} nats per token under the same weights (limit "
-        "{limit:g}); look at the temperature, the logprobs mode and the weight broadcast",
+        "log-probs of engines and trainer differ by {value:.3f} nats per token under the same weights "
+        "(limit {limit:g}); check the temperature, the logprobs mode and the weight broadcast",
     ),
-    Rule(
+    AlarmRule(
         "ess",
         "ess",
         lambda settings: settings.alarm_ess,
-        "the batch counts like {value:.0%} of its tokens (limit {limit:.0%}); its data are too old, "
-        "or the engines differ",
+        "the effective sample size is {value:.0%} of the tokens (limit {limit:.0%}); the data are too "
+        "old, or the engines compute differently",
         below=True,
     ),
-    Rule(
+    AlarmRule(
         "masked",
         "masked_fraction",
         lambda settings: settings.alarm_masked,
         "the loss masked {value:.0%} of the tokens (limit {limit:.0%}); lower the learning rate or "
-        "the age of the data",
+        "train on younger data",
     ),
-    Rule(
+    AlarmRule(
         "prefix_breaks",
         "prefix_break_fraction",
         lambda settings: settings.alarm_prefix_breaks,
         "{value:.1%} of the Steps do not continue an earlier prompt (limit {limit:.1%}); if the "
-        "agent only appends, look at how the chat template renders earlier turns",
+        "agent only appends messages, check how the chat template renders earlier turns",
     ),
-    Rule(
+    AlarmRule(
         "trained_twice",
         "groups_trained_twice",
         lambda _: 0.0,
-        "{value:.0f} groups were trained twice, which the ledger should make impossible",
+        "{value:.0f} groups were trained twice, which the ledger should prevent; report this as a bug",
     ),
 )
 
 
 def find_alarms(metrics: Mapping[str, float], settings: AlarmSettings) -> list[str]:
-    """What to tell a person about one step."""
+    """The alarms that the metrics of one step raise."""
     broken = [name for name, value in metrics.items() if not math.isfinite(value)]
-    found = (
-        [f"not_finite: {', '.join(broken)} broke down; go back to a checkpoint"] if broken else []
-    )
+    found = []
+    if broken:
+        names = ", ".join(broken)
+        found.append(f"not_finite: {names} became NaN or infinite; go back to a checkpoint")
     for rule in RULES:
         value, limit = metrics.get(rule.metric, math.nan), rule.limit(settings)
         if value < limit if rule.below else value > limit:

@@ -1,6 +1,6 @@
-"""Start-up guards: settings that would silently switch a correction off, or do nothing, are refused.
+"""Start-up guards: refuse settings that would silently disable a correction, or have no effect.
 
-Each guard says in one sentence what is wrong and what to set instead.
+Each guard returns one sentence that says what is wrong and what to set instead, or None.
 """
 
 from collections.abc import Callable
@@ -8,33 +8,33 @@ from collections.abc import Callable
 from trainer.algorithm.choices import LOSS_DEFAULTS
 from trainer.algorithm.loss_fields import LossFields
 
-USERS = {
+LOSSES_BY_PARAMETER = {
     name: [loss for loss, own in LOSS_DEFAULTS.items() if name in own]
     for name in sorted({name for own in LOSS_DEFAULTS.values() for name in own})
 } | {name: ["decoupled"] for name in ("rho", "rho_lo", "rho_hi")}
-"""Which losses use a parameter."""
+"""The losses that use each parameter."""
 
 PER_SEQUENCE = ("rollout_mean", "seq_mean_token_mean")
 
 
-def problem(settings: LossFields) -> str | None:
-    """The first thing that is wrong with the settings, as one sentence."""
-    return next((found for guard in GUARDS if (found := guard(settings))), None)
+def find_problem(settings: LossFields) -> str | None:
+    """The first problem of the settings, as one sentence."""
+    return next((problem for guard in GUARDS if (problem := guard(settings))), None)
 
 
-def _behaviour_is_used(settings: LossFields) -> str | None:
+def _check_ratio(settings: LossFields) -> str | None:
     loss, steps = settings.loss, settings.optimiser_steps
     if loss == "decoupled" and settings.ratio == "bypass":
         return (
-            "loss decoupled compares with a proximal policy, and ratio bypass has none; "
+            "loss decoupled needs a proximal policy, and ratio bypass has none; "
             "set ratio to decoupled, or loss to ppo_clip"
         )
     if loss == "decoupled" or settings.ratio == "bypass":
         return None
     if loss in ("dppo_tv", "kpop"):
         return (
-            f"loss {loss} measures its distance from the log-probs of sampling, so ratio decoupled "
-            "would do nothing; set ratio to bypass, or loss to decoupled"
+            f"loss {loss} always compares with the policy that sampled, so ratio decoupled would have "
+            "no effect; set ratio to bypass, or loss to decoupled"
         )
     if steps == 1 and settings.proximal != "loglinear":
         return (
@@ -42,37 +42,37 @@ def _behaviour_is_used(settings: LossFields) -> str | None:
             "correct nothing; set ratio to bypass, or loss to decoupled"
         )
     return (
-        f"with ratio decoupled, loss {loss} would ignore the log-probs of sampling and so the age of "
-        "the data; set ratio to bypass, or loss to decoupled"
+        f"with ratio decoupled, loss {loss} would ignore the log-probs of sampling, and with them the "
+        "age of the data; set ratio to bypass, or loss to decoupled"
     )
 
 
-def _parameters_are_used(settings: LossFields) -> str | None:
-    for name, losses in USERS.items():
+def _check_parameters(settings: LossFields) -> str | None:
+    for name, losses in LOSSES_BY_PARAMETER.items():
         if getattr(settings, name) is not None and settings.loss not in losses:
             return (
                 f"{name} is a parameter of loss {' or '.join(losses)}, and loss {settings.loss} does "
                 "not use it; remove it"
             )
     if settings.proximal and settings.ratio == "bypass":
-        return "proximal is of ratio decoupled, and ratio is bypass; remove it"
+        return "proximal is a parameter of ratio decoupled, and ratio is bypass; remove it"
     if settings.rho_lo is not None and settings.rho != "mask":
         return "rho_lo is the lower bound of rho mask; set rho to mask, or remove rho_lo"
     return None
 
 
-def _clip_can_act(settings: LossFields) -> str | None:
-    given = [name for name in ("e_lo", "e_hi", "dual_clip") if getattr(settings, name) is not None]
+def _check_clip(settings: LossFields) -> str | None:
+    clips = [name for name in ("e_lo", "e_hi", "dual_clip") if getattr(settings, name) is not None]
     recomputed = settings.loss == "decoupled" and settings.proximal != "loglinear"
-    if recomputed and settings.optimiser_steps == 1 and given:
+    if recomputed and settings.optimiser_steps == 1 and clips:
         return (
-            f"with one optimiser step the proximal policy is the current one, so {given[0]} would "
-            "clip nothing; remove it, or set optimiser_steps higher or proximal to loglinear"
+            f"with one optimiser step the proximal policy is the current one, so {clips[0]} would "
+            "clip nothing; remove it, raise optimiser_steps, or set proximal to loglinear"
         )
     return None
 
 
-def _gspo_is_per_sequence(settings: LossFields) -> str | None:
+def _check_gspo(settings: LossFields) -> str | None:
     if settings.loss == "gspo" and settings.aggregation not in PER_SEQUENCE:
         return (
             "loss gspo has one ratio per trajectory, which "
@@ -81,23 +81,23 @@ def _gspo_is_per_sequence(settings: LossFields) -> str | None:
     return None
 
 
-def _sequence_mask_is_whole(settings: LossFields) -> str | None:
+def _check_sequence_mask(settings: LossFields) -> str | None:
     mask = settings.sequence_mask
     if mask not in ("geometric", "veto"):
         for name in ("sequence_lo", "sequence_hi"):
             if getattr(settings, name) is not None:
                 return (
-                    f"{name} is of sequence_mask geometric or veto, and sequence_mask is {mask}; "
-                    "set one of them, or remove it"
+                    f"{name} is a parameter of sequence_mask geometric or veto, and sequence_mask is "
+                    f"{mask}; set sequence_mask to one of them, or remove {name}"
                 )
     if mask == "opsm" and settings.opsm_delta is None:
-        return "sequence_mask opsm needs opsm_delta; set it from the logged geo_ratio"
+        return "sequence_mask opsm needs opsm_delta; choose it from the logged geo_ratio metrics"
     if mask != "opsm" and settings.opsm_delta is not None:
-        return f"opsm_delta is of sequence_mask opsm, and sequence_mask is {mask}; remove it"
+        return f"opsm_delta belongs to sequence_mask opsm, and sequence_mask is {mask}; remove it"
     return None
 
 
-def _kl_can_act(settings: LossFields) -> str | None:
+def _check_kl(settings: LossFields) -> str | None:
     if settings.kl_beta == 0 and (settings.kl_estimator or settings.kl_off_policy):
         return (
             "kl_estimator and kl_off_policy need a reference; set kl_beta above 0, or remove them"
@@ -110,33 +110,33 @@ def _kl_can_act(settings: LossFields) -> str | None:
     return None
 
 
-def _constant_is_there(settings: LossFields) -> str | None:
+def _check_constant(settings: LossFields) -> str | None:
     if settings.aggregation == "seq_sum_norm" and settings.l_const is None:
         return "aggregation seq_sum_norm divides by a constant length; set l_const"
     if settings.aggregation != "seq_sum_norm" and settings.l_const is not None:
         return (
-            "l_const is of aggregation seq_sum_norm, and aggregation is "
+            "l_const is a parameter of aggregation seq_sum_norm, and aggregation is "
             f"{settings.aggregation}; remove it"
         )
     return None
 
 
-def _shaping_is_whole(settings: LossFields) -> str | None:
+def _check_shaping(settings: LossFields) -> str | None:
     longest, buffer = settings.overlong_max, settings.overlong_buffer
     if (longest is None) != (buffer is None) or (settings.overlong_lambda and longest is None):
-        return "overlong shaping needs both overlong_max and overlong_buffer; set both, or none"
+        return "overlong shaping needs both overlong_max and overlong_buffer; set both or neither"
     if longest is not None and buffer is not None and buffer > longest:
-        return "overlong_buffer is longer than overlong_max; set it to a part of overlong_max"
+        return "overlong_buffer is larger than overlong_max; lower it"
     return None
 
 
 GUARDS: tuple[Callable[[LossFields], str | None], ...] = (
-    _behaviour_is_used,
-    _parameters_are_used,
-    _clip_can_act,
-    _gspo_is_per_sequence,
-    _sequence_mask_is_whole,
-    _kl_can_act,
-    _constant_is_there,
-    _shaping_is_whole,
+    _check_ratio,
+    _check_parameters,
+    _check_clip,
+    _check_gspo,
+    _check_sequence_mask,
+    _check_kl,
+    _check_constant,
+    _check_shaping,
 )

@@ -17,7 +17,7 @@ from trainer.algorithm.choices import (
     SequenceMask,
 )
 
-# A distance of 1 or more, a lower bound below 0 and a cap below 1 would never or always act.
+# Values outside of these ranges would never take effect, or always.
 Distance = Annotated[float, Field(gt=0, lt=1)]
 Width = Annotated[float, Field(ge=0, le=1)]
 AboveOne = Annotated[float, Field(gt=1)]
@@ -28,23 +28,25 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class LossFields(BaseModel):
-    """Everything between the tokens of a batch and the number that is minimised."""
+    """The fields of LossSettings, without its checks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    advantage: AdvantageMode = Field("batch_std", description="how rewards become advantages")
+    advantage: AdvantageMode = Field(
+        "batch_std", description="how rewards are turned into advantages"
+    )
     loss: LossName = Field("dppo_tv", description="loss of a token")
     ratio: RatioMode = Field(
         "bypass",
-        description="what the loss compares the policy with: the log-probs of sampling (bypass), or "
-        "a proximal policy, with the way from sampling to it as a weight (decoupled)",
+        description="policy that the loss compares with: the one that sampled (bypass), or a proximal "
+        "policy, with its ratio to the one that sampled as a weight (decoupled)",
     )
     proximal: Literal["recompute", "loglinear"] | None = Field(
         None,
-        description="proximal policy of ratio decoupled: a forward pass before the first optimiser "
-        "step (recompute, the default), or between sampling and now by age (loglinear)",
+        description="proximal policy of ratio decoupled: computed by a forward pass before the first "
+        "optimizer step (recompute, the default), or interpolated by age (loglinear)",
     )
-    optimiser_steps: Count = Field(1, description="optimiser steps per batch (K)")
+    optimiser_steps: Count = Field(1, description="optimizer steps per batch (K)")
     d_lo: Distance | None = Field(
         None, description="dppo_tv: how far a token's probability may fall (default 0.2)"
     )
@@ -79,8 +81,8 @@ class LossFields(BaseModel):
     )
     rho: Literal["tis", "mask"] | None = Field(
         None,
-        description="decoupled: the ratio of the proximal policy to sampling is cut off (tis, the "
-        "default), or masks what lies outside of its bounds (mask)",
+        description="decoupled: truncate the ratio of the proximal policy to the one that sampled "
+        "(tis, the default), or mask tokens whose ratio lies outside of bounds (mask)",
     )
     rho_lo: BelowOne | None = Field(None, description="rho mask: lower bound (default 0.5)")
     rho_hi: AboveOne | None = Field(
@@ -88,53 +90,56 @@ class LossFields(BaseModel):
     )
     drift_tau: NotNegative | None = Field(
         None,
-        description="weight of the squared log-ratio to sampling on every token (default 1e-3 for "
-        "dppo_tv and kpop, else 0)",
+        description="weight of the squared log-ratio of the policy to the one that sampled, on every "
+        "token (default 1e-3 for dppo_tv and kpop, else 0)",
     )
     sequence_mask: SequenceMask = Field(
-        "none", description="which whole trajectories are left out of the policy's gradient"
+        "none", description="rule that leaves whole trajectories out of the policy gradient"
     )
     sequence_lo: BelowOne | None = Field(
         None,
-        description="lower bound: of the mean ratio (geometric, default 0.99) or of every token's "
-        "ratio (veto, default 1e-4)",
+        description="lower bound of the mean ratio (geometric, default 0.99) or of every token's ratio "
+        "(veto, default 1e-4)",
     )
     sequence_hi: AboveOne | None = Field(
-        None, description="upper bound (geometric, default 1.01; veto, default 100)"
+        None, description="upper bound of these ratios (geometric, default 1.01; veto, default 100)"
     )
     opsm_delta: Positive | None = Field(
         None,
-        description="opsm: a trajectory with a negative advantage is left out when its mean "
-        "log-ratio lies further below 0; set it from the logged geo_ratio",
+        description="opsm: leave out a trajectory with a negative advantage whose mean log-ratio is "
+        "below minus this value; choose it from the logged geo_ratio metrics",
     )
     kl_beta: NotNegative = Field(
-        0.0, description="weight of the KL to a reference model; 0 loads none"
+        0.0, description="weight of the KL divergence from a reference model; 0 loads none"
     )
     kl_estimator: KLEstimator | None = Field(
-        None, description="estimator of the KL to the reference (default k3)"
+        None, description="estimator of the KL divergence from the reference (default k3)"
     )
     kl_off_policy: bool = Field(
-        False, description="weight the KL by the ratio to sampling, which makes it unbiased"
+        False,
+        description="weight this KL by the ratio to the policy that sampled, which makes it unbiased",
     )
-    entropy_bonus: NotNegative = Field(0.0, description="weight of the entropy, which is raised")
+    entropy_bonus: NotNegative = Field(0.0, description="weight of an entropy bonus")
     aggregation: Aggregation = Field(
-        "token_mean", description="how the losses of tokens become the loss of a batch"
+        "token_mean", description="how the losses of tokens are combined into the loss of a batch"
     )
     l_const: Count | None = Field(
-        None, description="seq_sum_norm: the length that every trajectory is divided by"
+        None, description="seq_sum_norm: constant length that every trajectory is divided by"
     )
     overlong_max: Count | None = Field(
         None,
-        description="generated tokens that a trajectory may have (L_max); rewards of trajectories "
-        "close to it are lowered",
+        description="largest number of generated tokens (L_max); trajectories close to it get a lower "
+        "reward",
     )
     overlong_buffer: Count | None = Field(
-        None, description="how many tokens before overlong_max the lowering begins (L_buf)"
+        None,
+        description="number of tokens before overlong_max from which on rewards are lowered (L_buf)",
     )
     overlong_lambda: Positive | None = Field(
-        None, description="what a trajectory of overlong_max tokens loses (default 1)"
+        None,
+        description="by how much the reward is lowered at overlong_max tokens (default 1)",
     )
     mask_truncated: bool = Field(
         False,
-        description="do not train truncated trajectories; their rewards stay in the baseline",
+        description="do not train truncated trajectories; their rewards still count in the baseline",
     )

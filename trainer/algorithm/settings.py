@@ -14,23 +14,23 @@ class LossSettings(LossFields):
     """Everything between the tokens of a batch and the number that is minimized."""
 
     @model_validator(mode="after")
-    def _does_what_it_says(self) -> Self:
-        if found := guards.problem(self):
-            raise ValueError(found)
+    def _check_combination(self) -> Self:
+        if problem := guards.find_problem(self):
+            raise ValueError(problem)
         return self
 
     @property
     def loss_parameters(self) -> dict[str, float]:
-        """What the loss takes: its defaults, and what was given instead."""
-        return self._resolved(LOSS_DEFAULTS[self.loss])
+        """The parameters of the loss: as set, or else its defaults."""
+        return self._with_defaults(LOSS_DEFAULTS[self.loss])
 
     @property
     def rho_parameters(self) -> dict[str, float]:
-        return self._resolved(RHO_DEFAULTS[self.rho or "tis"])
+        return self._with_defaults(RHO_DEFAULTS[self.rho or "tis"])
 
     @property
     def mask_parameters(self) -> dict[str, float]:
-        return self._resolved(MASK_DEFAULTS[self.sequence_mask])
+        return self._with_defaults(MASK_DEFAULTS[self.sequence_mask])
 
     @property
     def tau(self) -> float:
@@ -43,7 +43,8 @@ class LossSettings(LossFields):
 
     @property
     def needs_proximal(self) -> bool:
-        """Whether p_t takes a forward pass; before the first optimiser step it equals c_t."""
+        """Whether the proximal log-probs p_t need a forward pass of their own. With a single optimizer
+        step they equal the current ones, c_t."""
         recompute = self.ratio == "decoupled" and self.proximal != "loglinear"
         return recompute and self.optimiser_steps > 1
 
@@ -51,6 +52,6 @@ class LossSettings(LossFields):
     def needs_reference(self) -> bool:
         return self.kl_beta > 0
 
-    def _resolved(self, defaults: Mapping[str, float]) -> dict[str, float]:
-        given = {name: getattr(self, name) for name in defaults}
-        return {name: defaults[name] if value is None else value for name, value in given.items()}
+    def _with_defaults(self, defaults: Mapping[str, float]) -> dict[str, float]:
+        values = {name: getattr(self, name) for name in defaults}
+        return {name: defaults[name] if value is None else value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""How weights are changed, and how the model is run for it. Imports no torch."""
+"""Settings of the optimizer and of running the model. Imports no torch."""
 
 import math
 from typing import Literal, Self
@@ -7,61 +7,70 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class LearnerSettings(BaseModel):
-    """How weights are changed; what is minimised is in LossSettings."""
+    """How weights are updated; the function that is minimized is in LossSettings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    learning_rate: float = Field(1e-6, ge=0, description="of AdamW, after the warm-up")
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of AdamW's mean of gradients")
-    beta2: float = Field(0.99, ge=0, lt=1, description="decay of AdamW's mean of their squares")
+    learning_rate: float = Field(1e-6, ge=0, description="learning rate of AdamW after the warm-up")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of AdamW's average of gradients")
+    beta2: float = Field(
+        0.99, ge=0, lt=1, description="decay of AdamW's average of squared gradients"
+    )
     epsilon: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
-    weight_decay: float = Field(0.0, ge=0, description="of AdamW, on matrices only")
-    grad_clip: float = Field(1.0, gt=0, description="largest norm of a step's gradient")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW, on matrices only")
+    grad_clip: float = Field(
+        1.0, gt=0, description="largest norm of the gradient; above it, gradients are scaled down"
+    )
     warmup: int = Field(0, ge=0, description="optimiser steps until the full learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="of the learning rate after the warm-up; falls to 0 at total_steps"
+        "constant",
+        description="learning rate after the warm-up; linear and cosine fall to 0 at total_steps",
     )
     total_steps: int | None = Field(
         None, ge=1, description="optimiser steps of the run, for the linear and cosine schedules"
     )
     tokens_per_pack: int = Field(
-        32768, ge=1, description="most tokens of one forward pass; a longer row gets its own"
+        32768,
+        ge=1,
+        description="most tokens in one forward pass; a longer row gets a pass of its own",
     )
     gradient_checkpointing: bool = Field(
-        False, description="recompute layers in the backward pass: less memory, a third slower"
+        False, description="recompute layers in the backward pass: less memory, but a third slower"
     )
     compile: bool = Field(
         True, description="on GPUs, compile the layers: nearly twice as fast after the first step"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="to compute in; auto is bfloat16 on GPUs and float32 on CPUs"
+        "auto", description="data type to compute in; auto is bfloat16 on GPUs and float32 on CPUs"
     )
     fp32_head: bool = Field(
         False,
         description="multiply with the output head in float32, at a third of the speed; logits and "
         "log-softmax are float32 in any case",
     )
-    lora_rank: int = Field(0, ge=0, description="train LoRA adapters of this rank; 0 trains all")
-    lora_alpha: float = Field(32.0, gt=0, description="adapters count alpha / rank")
+    lora_rank: int = Field(
+        0, ge=0, description="train LoRA adapters of this rank; 0 trains all weights"
+    )
+    lora_alpha: float = Field(32.0, gt=0, description="scale of LoRA adapters: alpha / rank")
     lora_targets: tuple[str, ...] | str = Field(
         "all-linear", description="names of the modules that get adapters, or all-linear"
     )
     deterministic: bool = Field(
-        False, description="only algorithms whose result never varies; on CPUs all of them are"
+        False, description="use only deterministic algorithms on GPUs; on CPUs all are"
     )
 
     @model_validator(mode="after")
-    def _schedule_ends(self) -> Self:
+    def _check_schedule(self) -> Self:
         if self.schedule != "constant" and self.total_steps is None:
-            raise ValueError(f"schedule {self.schedule} ends at total_steps: set it")
+            raise ValueError(f"schedule {self.schedule} needs total_steps")
         return self
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of an optimiser step; the first is 0."""
+        """The learning rate of an optimizer step; steps count from 0."""
         warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         if self.schedule == "constant" or self.total_steps is None:
             return self.learning_rate * warm
         done = (step - self.warmup) / max(self.total_steps - self.warmup, 1)
         done = min(max(done, 0.0), 1.0)
-        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.learning_rate * warm * left
+        factor = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.learning_rate * warm * factor

@@ -1,4 +1,4 @@
-"""How the trainer spends its time, as shares of a bar."""
+"""Draws how the trainer spends its time, as a bar of shares."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -6,11 +6,11 @@ from typing import NamedTuple
 from rich.text import Text
 
 from servicekit.drawing import format_duration
-from trainer.progress.report import Range
+from trainer.progress.run_status import RangeProgress
 
 
 class Activity(NamedTuple):
-    """What a phase counts as in the time split. Glyphs differ, since a terminal may be grey."""
+    """An entry of the time split, for one or several phases. Glyphs differ, as colors may not show."""
 
     name: str
     glyph: str
@@ -24,19 +24,19 @@ ACTIVITIES = {
     "syncing": SYNCING,
     "opening": SYNCING,
 }
-REST = Activity("other", "▒", "magenta")
+OTHER_ACTIVITY = Activity("other", "▒", "magenta")
 
 
 def colour(phase: str) -> str:
-    return ACTIVITIES.get(phase, REST).colour
+    return ACTIVITIES.get(phase, OTHER_ACTIVITY).colour
 
 
 def time_split(shares: Mapping[str, float]) -> dict[Activity, float]:
     """Shares of the time by activity, in a fixed order."""
-    found = dict.fromkeys((*ACTIVITIES.values(), REST), 0.0)
+    split = dict.fromkeys((*ACTIVITIES.values(), OTHER_ACTIVITY), 0.0)
     for phase, share in shares.items():
-        found[ACTIVITIES.get(phase, REST)] += share
-    return {activity: share for activity, share in found.items() if share >= 0.005}
+        split[ACTIVITIES.get(phase, OTHER_ACTIVITY)] += share
+    return {activity: share for activity, share in split.items() if share >= 0.005}
 
 
 def time_bar(split: Mapping[Activity, float], width: int) -> Text:
@@ -57,7 +57,7 @@ def legend(split: Mapping[Activity, float]) -> Text:
     return words
 
 
-def range_words(range_: Range) -> str:
+def format_range(range_: RangeProgress) -> str:
     left = range_.seconds_left
-    ending = "" if left is None else f", {format_duration(left)} left"
-    return f"{range_.share:.0%} of the range{ending}"
+    remaining = "" if left is None else f", {format_duration(left)} left"
+    return f"{range_.share:.0%} of the range{remaining}"

@@ -1,7 +1,7 @@
-"""The run as a person sees it: a live view on a terminal, else a line per step.
+"""Shows a run to people: a live view on a terminal, otherwise one log line per step.
 
-The view stands below what is logged and is drawn from the Status four times a second, by a thread of
-its own. It fits 80 columns; a wider terminal shows longer curves.
+The live view stands below the log lines. A thread of its own draws it from the RunStatus four times a
+second. It fits into 80 columns; a wider terminal shows longer curves.
 """
 
 import logging
@@ -14,85 +14,87 @@ from rich.console import Console
 from rich.live import Live
 
 from servicekit.drawing import format_duration
-from trainer.progress.report import UNKNOWN, Report, Status
-from trainer.progress.screen import Screen
-from trainer.progress.time_split import range_words, time_split
+from trainer.progress.panel import StatusPanel
+from trainer.progress.run_status import UNKNOWN, RunStatus, StepReport
+from trainer.progress.time_split import format_range, time_split
 
 log = logging.getLogger("trainer")
 
 REFRESHES = 4
 """Per second."""
-WAITING_TOLD = 30.0
-RECOVERY_TOLD = 10.0
-"""Seconds between two lines of the log about one wait or one recovery."""
+WAITING_EVERY_S = 30.0
+RECOVERY_EVERY_S = 10.0
+"""Seconds between two log lines about the same wait or recovery."""
 
 
 def is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
-class View(Protocol):
-    """Told without the Status's lock, after the Status has changed."""
+class TrainingView(Protocol):
+    """Called after the RunStatus has changed, without its lock."""
 
-    def stepped(self, report: Report) -> None: ...
+    def show_step(self, report: StepReport) -> None: ...
 
-    def waited(self) -> None: ...
+    def show_waiting(self) -> None: ...
 
-    def recovered(self) -> None: ...
+    def show_recovery(self) -> None: ...
 
     def close(self) -> None: ...
 
 
 class LogView:
-    """One line per step, and one now and then while nothing seems to happen."""
+    """One log line per step, and one at intervals during a long wait or recovery."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: RunStatus) -> None:
         self._status = status
-        self._told = status.clock()
+        self._logged_at = status.clock()
 
-    def stepped(self, report: Report) -> None:
-        self._told = self._status.clock()
+    def show_step(self, report: StepReport) -> None:
+        self._logged_at = self._status.clock()
         with self._status.lock:
-            words = "; ".join(step_words(self._status, report))
+            values = "; ".join(step_values(self._status, report))
         ids = {
             "version": report.version,
             "incarnation": report.incarnation,
             "sequence": report.sequence,
         }
-        log.info("version %d: %s", report.version, words, extra=ids)
+        log.info("version %d: %s", report.version, values, extra=ids)
 
-    def waited(self) -> None:
+    def show_waiting(self) -> None:
         status = self._status
-        if self._is_time(WAITING_TOLD):
+        if self._is_time(WAITING_EVERY_S):
             lag = "" if status.lag is None else f", lag {status.lag:,}"
             if status.range is not None:
-                lag = f", {range_words(status.range)}"
+                lag = f", {format_range(status.range)}"
             log.info(
-                "waiting for %s: %d of %d groups are ready%s",
-                format_duration(status.phase_seconds), status.ready, status.wanted, lag,
+                "waiting for groups, %s so far: %d of %d are ready%s",
+                format_duration(status.phase_seconds), status.ready, status.target, lag,
             )  # fmt: skip
 
-    def recovered(self) -> None:
+    def show_recovery(self) -> None:
         status = self._status
-        if status.recovered == status.to_recover or self._is_time(RECOVERY_TOLD):
-            log.info("trained again: %d of %d Decisions", status.recovered, status.to_recover)
+        if status.recovered == status.to_recover or self._is_time(RECOVERY_EVERY_S):
+            log.info(
+                "recovery: trained %d of %d Decisions again", status.recovered, status.to_recover
+            )
 
     def close(self) -> None:
         pass
 
     def _is_time(self, interval: float) -> bool:
         now = self._status.clock()
-        if now - max(self._told, self._status.changed) < interval:
+        if now - max(self._logged_at, self._status.changed) < interval:
             return False
-        self._told = now
+        self._logged_at = now
         return True
 
 
 class TerminalView:
-    """The live view on stderr. What is logged meanwhile appears above it."""
+    """The live view on stderr; log lines appear above it."""
 
-    def __init__(self, status: Status, console: Console | None = None) -> None:
-        self._screen = Screen(status)
+    def __init__(self, status: RunStatus, console: Console | None = None) -> None:
+        self._screen = StatusPanel(status)
         self._live = Live(
             console=console or Console(stderr=True),
             get_renderable=lambda: self._screen,
@@ -102,13 +104,13 @@ class TerminalView:
         self._stderr = sys.stderr
         self._live.start()
         for handler in self._handlers:
-            handler.setStream(sys.stderr)  # which is the view's now
+            handler.setStream(sys.stderr)  # the view has replaced it
 
-    def stepped(self, report: Report) -> None: ...
+    def show_step(self, report: StepReport) -> None: ...
 
-    def waited(self) -> None: ...
+    def show_waiting(self) -> None: ...
 
-    def recovered(self) -> None: ...
+    def show_recovery(self) -> None: ...
 
     def close(self) -> None:
         for handler in self._handlers:
@@ -124,25 +126,26 @@ def _handlers_of(stream: TextIO) -> "list[logging.StreamHandler[TextIO]]":
     ]
 
 
-def step_words(status: Status, report: Report) -> Iterable[str]:
-    """A step for the log, without what is not known."""
-    told = report.metrics
-    if "reward_mean" in told:
-        every = told.get("reward_mean_all")
-        yield f"reward {told['reward_mean']:.3f}" + ("" if every is None else f" (all {every:.3f})")
-    if "loss" in told:
-        yield f"loss {told['loss']:.4g}"
-    if "grad_norm" in told:
-        yield f"grad norm {told['grad_norm']:.3g}"
-    if told.get("age_mean", UNKNOWN) > UNKNOWN:
-        oldest = told.get("age_max", told["age_mean"])
-        yield f"age {told['age_mean']:.1f} (max {oldest:.0f})"
+def step_values(status: RunStatus, report: StepReport) -> Iterable[str]:
+    """The values of a step for its log line; unknown ones are left out."""
+    metrics = report.metrics
+    if "reward_mean" in metrics:
+        all_groups = metrics.get("reward_mean_all")
+        tail = "" if all_groups is None else f" (all groups {all_groups:.3f})"
+        yield f"reward {metrics['reward_mean']:.3f}{tail}"
+    if "loss" in metrics:
+        yield f"loss {metrics['loss']:.4g}"
+    if "grad_norm" in metrics:
+        yield f"grad norm {metrics['grad_norm']:.3g}"
+    if metrics.get("age_mean", UNKNOWN) > UNKNOWN:
+        oldest = metrics.get("age_max", metrics["age_mean"])
+        yield f"age {metrics['age_mean']:.1f} (max {oldest:.0f})"
     if status.range is not None:
-        yield range_words(status.range)
+        yield format_range(status.range)
     elif status.lag is not None:
         yield f"lag {status.lag:,}"
-    if "tokens_per_second" in told:
-        yield f"{told['tokens_per_second']:,.0f} tokens/s"
+    if "tokens_per_second" in metrics:
+        yield f"{metrics['tokens_per_second']:,.0f} tokens/s"
     yield ", ".join(
         f"{activity.name} {share:.0%}" for activity, share in time_split(status.split()).items()
     )

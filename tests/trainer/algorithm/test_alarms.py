@@ -24,7 +24,7 @@ def test_a_metric_at_its_limit_is_quiet() -> None:
     ("metric", "value", "told"),
     [
         ("logprob_difference_age_0", 0.06, r"^mismatch: .* by 0\.060 nats .* \(limit 0\.05\)"),
-        ("ess", 0.49, r"^ess: .* like 49% of its tokens \(limit 50%\)"),
+        ("ess", 0.49, r"^ess: .* is 49% of the tokens \(limit 50%\)"),
         ("masked_fraction", 0.25, r"^masked: .* 25% of the tokens \(limit 20%\)"),
         ("prefix_break_fraction", 0.02, r"^prefix_breaks: 2\.0% of the Steps .* \(limit 1\.0%\)"),
         ("groups_trained_twice", 1.0, r"^trained_twice: 1 groups"),

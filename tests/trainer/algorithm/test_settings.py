@@ -10,13 +10,13 @@ DECOUPLED = {"loss": "decoupled", "ratio": "decoupled"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"loss": "decoupled"},
-        "loss decoupled compares with a proximal policy, and ratio bypass has none; "
+        "loss decoupled needs a proximal policy, and ratio bypass has none; "
         "set ratio to decoupled, or loss to ppo_clip",
     ),
     (
         {"ratio": "decoupled"},
-        "loss dppo_tv measures its distance from the log-probs of sampling, so ratio decoupled would "
-        "do nothing; set ratio to bypass, or loss to decoupled",
+        "loss dppo_tv always compares with the policy that sampled, so ratio decoupled would have no "
+        "effect; set ratio to bypass, or loss to decoupled",
     ),
     *(
         (
@@ -29,8 +29,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         (
             {"ratio": "decoupled", "loss": "ppo_clip", **more},
-            "with ratio decoupled, loss ppo_clip would ignore the log-probs of sampling and so the age "
-            "of the data; set ratio to bypass, or loss to decoupled",
+            "with ratio decoupled, loss ppo_clip would ignore the log-probs of sampling, and with them "
+            "the age of the data; set ratio to bypass, or loss to decoupled",
         )
         for more in ({"optimiser_steps": 4}, {"proximal": "loglinear"})
     ),
@@ -54,7 +54,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"proximal": "recompute"},
-        "proximal is of ratio decoupled, and ratio is bypass; remove it",
+        "proximal is a parameter of ratio decoupled, and ratio is bypass; remove it",
     ),
     (
         {**DECOUPLED, "rho_lo": 0.4},
@@ -63,7 +63,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {**DECOUPLED, "e_hi": 0.3},
         "with one optimiser step the proximal policy is the current one, so e_hi would clip nothing; "
-        "remove it, or set optimiser_steps higher or proximal to loglinear",
+        "remove it, raise optimiser_steps, or set proximal to loglinear",
     ),
     (
         {"loss": "gspo"},
@@ -72,16 +72,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"sequence_lo": 0.9},
-        "sequence_lo is of sequence_mask geometric or veto, and sequence_mask is none; "
-        "set one of them, or remove it",
+        "sequence_lo is a parameter of sequence_mask geometric or veto, and sequence_mask is none; "
+        "set sequence_mask to one of them, or remove sequence_lo",
     ),
     (
         {"sequence_mask": "opsm"},
-        "sequence_mask opsm needs opsm_delta; set it from the logged geo_ratio",
+        "sequence_mask opsm needs opsm_delta; choose it from the logged geo_ratio metrics",
     ),
     (
         {"sequence_mask": "veto", "opsm_delta": 0.1},
-        "opsm_delta is of sequence_mask opsm, and sequence_mask is veto; remove it",
+        "opsm_delta belongs to sequence_mask opsm, and sequence_mask is veto; remove it",
     ),
     (
         {"kl_estimator": "k2"},
@@ -102,18 +102,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"l_const": 100},
-        "l_const is of aggregation seq_sum_norm, and aggregation is token_mean; remove it",
+        "l_const is a parameter of aggregation seq_sum_norm, and aggregation is token_mean; remove it",
     ),
     *(
         (
             given,
-            "overlong shaping needs both overlong_max and overlong_buffer; set both, or none",
+            "overlong shaping needs both overlong_max and overlong_buffer; set both or neither",
         )
         for given in ({"overlong_max": 10}, {"overlong_buffer": 10}, {"overlong_lambda": 0.5})
     ),
     (
         {"overlong_max": 10, "overlong_buffer": 11},
-        "overlong_buffer is longer than overlong_max; set it to a part of overlong_max",
+        "overlong_buffer is larger than overlong_max; lower it",
     ),
 ]
 TAKEN: list[dict[str, Any]] = [

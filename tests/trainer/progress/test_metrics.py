@@ -9,15 +9,17 @@ from trainer import metrics
 
 
 def test_the_metrics_of_a_step_have_gauges() -> None:
-    metrics.show_step({"reward_mean": 0.25, "entropy": float("nan")})
+    metrics.set_step_values({"reward_mean": 0.25, "entropy": float("nan")})
     assert REGISTRY.get_sample_value("trainer_reward_mean") == 0.25
 
 
 def test_a_metric_without_a_gauge_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     for _ in range(2):
-        metrics.show_step({"made_up": 1.0})
-    assert [r.message for r in caplog.records] == ["metric made_up has no gauge; trackers have it"]
+        metrics.set_step_values({"made_up": 1.0})
+    assert [r.message for r in caplog.records] == [
+        "value made_up has no Prometheus gauge; only trackers get it"
+    ]
 
 
 def test_every_metric_of_the_algorithm_has_a_gauge() -> None:
@@ -25,7 +27,7 @@ def test_every_metric_of_the_algorithm_has_a_gauge() -> None:
     from trainer.algorithm.alarms import RULES
     from trainer.algorithm.statistics import MEANS
 
-    assert {*MEANS, *(rule.metric for rule in RULES)} <= metrics.OF_A_STEP.keys()
+    assert {*MEANS, *(rule.metric for rule in RULES)} <= metrics.STEP_VALUES.keys()
 
 
 def test_ages_are_split_into_queue_and_flight() -> None:
@@ -33,7 +35,7 @@ def test_ages_are_split_into_queue_and_flight() -> None:
         return REGISTRY.get_sample_value("staleness_versions_sum", {"part": part}) or 0.0
 
     before = [total(part) for part in ("in_queue", "in_flight", "total")]
-    metrics.show_ages([Age(1, 2), Age(0, 4)])
+    metrics.observe_ages([Age(1, 2), Age(0, 4)])
     after = [total(part) for part in ("in_queue", "in_flight", "total")]
     assert [now - then for now, then in zip(after, before, strict=True)] == [1, 6, 7]
 

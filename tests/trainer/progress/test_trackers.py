@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from servicekit.errors import Fatal
-from tests.trainer.progress.telling import step
-from trainer.progress.status import open_progress
+from tests.trainer.progress.reports import step
+from trainer.progress.reporter import open_reporter
 from trainer.progress.trackers import open_trackers, tracked_id
 
 NAMES = {
@@ -30,9 +30,9 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 def train(name: str, folder: Path, versions: range, run: str = "math") -> None:
     """One life of a trainer."""
-    with open_progress(run, trackers=[name], folder=folder, config={"lr": 1}, live=False) as told:
+    with open_reporter(run, trackers=[name], folder=folder, config={"lr": 1}, live=False) as told:
         for version in versions:
-            told.stepped(step(version, reward_mean=version / 10))
+            told.report_step(step(version, reward_mean=version / 10))
 
 
 def scalars(folder: Path) -> Iterator[tuple[int, str, float]]:

@@ -1,6 +1,6 @@
 """A run without a trainer: time that is set by hand, and steps that say what a test wants."""
 
-from trainer.progress.report import Report
+from trainer.progress.run_status import StepReport
 
 
 class Clock:
@@ -27,7 +27,7 @@ METRICS = {
 }
 
 
-def step(version: int, *alarms: str, **metrics: float) -> Report:
+def step(version: int, *alarms: str, **metrics: float) -> StepReport:
     verdicts = {"train": 12 * version, "stale": version, "late": 0}
     told = METRICS | metrics
-    return Report(version, version + 3, 2, told, {"training": 2.0}, verdicts, alarms)
+    return StepReport(version, version + 3, 2, told, {"training": 2.0}, verdicts, alarms)

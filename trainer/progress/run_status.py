@@ -1,7 +1,7 @@
-"""What is known of a training run at this moment, apart from who shows it.
+"""The present state of a training run, independent of how it is shown.
 
-The time of the loop goes to its innermost phase, so that the split adds up to the time that has
-passed, whatever the phases are nested in.
+The loop's time is counted for its innermost phase, so the time split adds up to the elapsed time,
+however phases are nested.
 """
 
 import re
@@ -17,35 +17,35 @@ from pool.core.marks import Age
 Phase = Literal["recovering", "waiting", "training", "opening", "syncing", "checkpointing"]
 
 OTHER = "other"
-"""The phase of whatever no phase was told for."""
+"""The phase of time outside of all phases."""
 UNKNOWN = -1.0
-"""The age of what other runs have made, where all of it is theirs."""
+"""Mean age of a batch in which all tokens are of other runs."""
 STEPS_SHOWN = 120
 STEPS_SPLIT = 20
-"""Steps over which the time split is taken: long enough to be calm, short enough to show a change."""
+"""Steps that the time split covers: enough to be steady, few enough to show a change."""
 ALARMS_SHOWN = 3
-NAMED = re.compile(r"([a-z][a-z0-9_ ]{0,30}): ")
+ALARM_NAME = re.compile(r"([a-z][a-z0-9_ ]{0,30}): ")
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """One step. Values are told by one name in the ledger, in Prometheus and in every tracker."""
+class StepReport:
+    """The values of one step; their names are the same in the ledger, Prometheus and every tracker."""
 
     version: int
     sequence: int
     incarnation: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by phase, since the step before."""
+    """Seconds by phase since the step before."""
     verdicts: Mapping[str, int] = field(default_factory=dict)
-    """Trajectories by verdict, since the run began."""
+    """Trajectories by verdict since the start of the run."""
     alarms: Sequence[str] = ()
-    """Sentences; what stands before a colon is the alarm's name."""
+    """Sentences; the text before the first colon is the name of the alarm."""
     ages: Sequence[Age] = ()
-    """Of the trained trajectories."""
+    """Ages of the trained trajectories."""
 
     def values(self) -> dict[str, float]:
-        """All of it, flat, as trackers take it."""
+        """All values as one flat mapping, for trackers."""
         return {
             **self.metrics,
             **{f"seconds/{phase}": seconds for phase, seconds in self.timings.items()},
@@ -56,8 +56,8 @@ class Report:
 
 
 @dataclass(slots=True)
-class Alarm:
-    """An alarm, the last time that it was raised."""
+class RaisedAlarm:
+    """An alarm, as it was last raised."""
 
     name: str
     sentence: str
@@ -66,14 +66,14 @@ class Alarm:
 
 
 def alarm_name(sentence: str) -> str:
-    """Few and fixed, for a label: a sentence may hold any number."""
-    named = NAMED.match(sentence)
-    return named[1] if named else "other"
+    """The name of the alarm, which a metric can have as a label; sentences contain numbers."""
+    match = ALARM_NAME.match(sentence)
+    return match[1] if match else "other"
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """How many offsets of a range are read, and how long the others will take."""
+class RangeProgress:
+    """How many offsets of a range are read, and the estimated time for the rest."""
 
     done: int
     total: int
@@ -84,8 +84,8 @@ class Range:
         return self.done / self.total if self.total else 1.0
 
 
-class Status:
-    """Everything that can be shown. Whoever reads or writes it holds `lock`: the loop writes, a
+class RunStatus:
+    """Everything that a view can show. Hold `lock` to read or write it: the loop writes, and a
     view reads from a thread of its own."""
 
     def __init__(self, run: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -94,20 +94,22 @@ class Status:
         self.incarnation: int | None = None
         self.version: int | None = None
         self.ready = 0
-        self.wanted = 0
+        """Groups that could be trained now."""
+        self.target = 0
+        """Groups in a batch."""
         self.lag: int | None = None
-        self.range: Range | None = None
-        """Of a run that reads a range, which ends."""
+        self.range: RangeProgress | None = None
+        """None for a live run."""
         self.recovered = 0
         self.to_recover = 0
         self.engines_ok: Sequence[str] = ()
         self.engines_failed: Sequence[str] = ()
-        self.last: Report | None = None
+        self.last: StepReport | None = None
         self.rewards: deque[float] = deque(maxlen=STEPS_SHOWN)
-        self.alarms: deque[Alarm] = deque(maxlen=ALARMS_SHOWN)
+        self.alarms: deque[RaisedAlarm] = deque(maxlen=ALARMS_SHOWN)
         self.clock = clock
         self._reading: tuple[int, float] | None = None
-        """Where this life began to read, and when."""
+        """Where and when this incarnation started to read."""
         self._phases: list[str] = [OTHER]
         self._splits: deque[defaultdict[str, float]] = deque(maxlen=STEPS_SPLIT)
         self._split: defaultdict[str, float] = defaultdict(float)
@@ -115,7 +117,7 @@ class Status:
 
     @property
     def phase(self) -> str:
-        """As a person sees it: while a run is recovered, whatever is done is part of that."""
+        """The phase to show. During recovery it is `recovering`, whatever inner phase is active."""
         if "recovering" in self._phases:
             return "recovering"
         if self._phases == [OTHER]:
@@ -131,23 +133,24 @@ class Status:
         return self.clock() - self.started
 
     def enter(self, phase: Phase) -> tuple[str, float]:
-        """Gives the phase that was on until now, and its seconds since they were last counted."""
-        counted, shown = self.count(), self.phase
+        """Starts a phase; returns the one that was active, with its seconds since the last count."""
+        counted, previous = self.count(), self.phase
         self._phases.append(phase)
-        self._note_change(shown)
+        self._note_change(previous)
         return counted
 
     def leave(self) -> tuple[str, float]:
-        counted, shown = self.count(), self.phase
+        counted, previous = self.count(), self.phase
         self._phases.pop()
-        self._note_change(shown)
+        self._note_change(previous)
         return counted
 
-    def _note_change(self, shown: str) -> None:
-        if self.phase != shown:
+    def _note_change(self, previous: str) -> None:
+        if self.phase != previous:
             self.changed = self._counted
 
     def count(self) -> tuple[str, float]:
+        """Adds the time since the last count to the active phase; returns both."""
         now, before, phase = self.clock(), self._counted, self._phases[-1]
         self._counted = now
         if now > before:
@@ -158,16 +161,16 @@ class Status:
         """Seconds by phase since the last step."""
         return dict(self._split)
 
-    def reached(self, done: int, total: int) -> None:
-        """So much of the range is read. It goes on as fast as it went since this life began to read."""
+    def set_range(self, done: int, total: int) -> None:
+        """Estimates the remaining time from the speed since this incarnation started to read."""
         if self._reading is None:
             self._reading = done, self.clock()
         before, since = self._reading
         spent = self.clock() - since
         left = (total - done) * spent / (done - before) if done > before else None
-        self.range = Range(done, total, left)
+        self.range = RangeProgress(done, total, left)
 
-    def step(self, report: Report) -> None:
+    def add_step(self, report: StepReport) -> None:
         self.last = report
         self.version, self.incarnation = report.version, report.incarnation
         if (reward := report.metrics.get("reward_mean")) is not None:
@@ -176,7 +179,7 @@ class Status:
         self._split = defaultdict(float)
 
     def split(self) -> dict[str, float]:
-        """Shares of the time by phase, over the last steps and since then."""
+        """Shares of the time by phase, over the last steps and up to now."""
         seconds: defaultdict[str, float] = defaultdict(float)
         for part in (*self._splits, self._split):
             for phase, spent in part.items():
@@ -184,11 +187,11 @@ class Status:
         total = sum(seconds.values())
         return {phase: spent / total for phase, spent in seconds.items()} if total else {}
 
-    def raised(self, sentence: str) -> None:
-        """Notes an alarm; one of the same name takes the place of the earlier."""
+    def add_alarm(self, sentence: str) -> None:
+        """Adds an alarm; it replaces an earlier one of the same name."""
         name = alarm_name(sentence)
-        before = next((alarm for alarm in self.alarms if alarm.name == name), None)
-        if before is not None:
-            self.alarms.remove(before)
-        times = 1 + (before.times if before is not None else 0)
-        self.alarms.append(Alarm(name, sentence, self.version, times))
+        earlier = next((alarm for alarm in self.alarms if alarm.name == name), None)
+        if earlier is not None:
+            self.alarms.remove(earlier)
+        times = 1 + (earlier.times if earlier is not None else 0)
+        self.alarms.append(RaisedAlarm(name, sentence, self.version, times))

@@ -1,4 +1,4 @@
-"""What the Status looks like at this moment: one panel for a terminal of 80 columns or more."""
+"""Draws the RunStatus as one panel for a terminal of at least 80 columns."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,19 +9,19 @@ from rich.table import Table
 from rich.text import Text
 
 from servicekit.drawing import draw_meter, draw_sparkline, format_duration, format_pairs
-from trainer.progress.report import UNKNOWN, Alarm, Status
-from trainer.progress.time_split import colour, legend, range_words, time_bar, time_split
+from trainer.progress.run_status import UNKNOWN, RaisedAlarm, RunStatus
+from trainer.progress.time_split import colour, format_range, legend, time_bar, time_split
 
 WIDEST = 120
 WIDEST_BAR = 60
 LABELS = 14
-"""Columns that the names of the rows take."""
+"""Columns for the labels of the rows."""
 
 
-class Screen:
-    """Put together anew for each frame, under the Status's lock."""
+class StatusPanel:
+    """Drawn anew for each frame, while the lock of the RunStatus is held."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: RunStatus) -> None:
         self._status = status
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -37,8 +37,8 @@ class Screen:
         rows.add_column(no_wrap=True, overflow="ellipsis")
         for label, value in self._rows(inner - LABELS):
             rows.add_row(label, value)
-        life = "" if status.incarnation is None else f" · incarnation {status.incarnation}"
-        title = Text.assemble((status.run, "bold"), life)
+        incarnation = "" if status.incarnation is None else f" · incarnation {status.incarnation}"
+        title = Text.assemble((status.run, "bold"), incarnation)
         return Panel(
             Group(self._headline(inner), Text(), rows, *self._alarms()),
             box=box.ROUNDED,
@@ -56,34 +56,34 @@ class Screen:
         words = Text.assemble((version, "bold"), "   ", (status.phase, colour(status.phase)))
         words.append(f" {format_duration(status.phase_seconds)}", "dim")
         if status.phase == "recovering" and status.to_recover:
-            told = f"  {status.recovered} of {status.to_recover} Decisions trained again"
+            tail = f"  {status.recovered} of {status.to_recover} Decisions trained again"
             share = status.recovered / status.to_recover
-        elif status.phase == "waiting" and status.wanted:
-            told, share = "", status.ready / status.wanted
+        elif status.phase == "waiting" and status.target:
+            tail, share = "", status.ready / status.target
         else:
             return words
-        room = width - words.cell_len - len(told) - 3
-        return Text.assemble(words, "   ", draw_meter(share, max(5, min(room, 40))), told)
+        room = width - words.cell_len - len(tail) - 3
+        return Text.assemble(words, "   ", draw_meter(share, max(5, min(room, 40))), tail)
 
     def _rows(self, width: int) -> Iterable[tuple[str, Text]]:
         status = self._status
-        told = status.last.metrics if status.last else {}
-        age = told if told.get("age_mean", UNKNOWN) > UNKNOWN else {}
+        metrics = status.last.metrics if status.last else {}
+        age = metrics if metrics.get("age_mean", UNKNOWN) > UNKNOWN else {}
         yield "reward", self._reward(width)
         yield (
             "loss",
             format_pairs(
-                ("", told.get("loss"), "{:.4g}"),
-                ("grad norm", told.get("grad_norm"), "{:.3g}"),
-                ("entropy", told.get("entropy"), "{:.3g}"),
+                ("", metrics.get("loss"), "{:.4g}"),
+                ("grad norm", metrics.get("grad_norm"), "{:.3g}"),
+                ("entropy", metrics.get("entropy"), "{:.3g}"),
             ),
         )
         yield (
             "off policy",
             format_pairs(
-                ("kl", told.get("mismatch_kl"), "{:.2g}"),
-                ("masked", told.get("masked_fraction"), "{:.1%}"),
-                ("ess", told.get("ess"), "{:.2f}"),
+                ("kl", metrics.get("mismatch_kl"), "{:.2g}"),
+                ("masked", metrics.get("masked_fraction"), "{:.1%}"),
+                ("ess", metrics.get("ess"), "{:.2f}"),
             ),
         )
         yield (
@@ -96,13 +96,13 @@ class Screen:
         yield (
             "tokens",
             format_pairs(
-                ("", told.get("tokens_per_second"), "{:,.0f}/s"),
-                ("last step", told.get("tokens"), "{:,.0f}"),
+                ("", metrics.get("tokens_per_second"), "{:,.0f}/s"),
+                ("last step", metrics.get("tokens"), "{:,.0f}"),
             ),
         )
         yield "queue", self._queue()
         if status.range is not None:
-            words = range_words(status.range)
+            words = format_range(status.range)
             bar = draw_meter(status.range.share, max(5, min(width - len(words) - 2, 40)))
             yield "range", Text.assemble(bar, "  ", words)
         split = time_split(status.split())
@@ -112,18 +112,20 @@ class Screen:
         yield "engines", self._engines()
 
     def _reward(self, width: int) -> Text:
-        told = self._status.last.metrics if self._status.last else {}
-        if "reward_mean" not in told:
+        metrics = self._status.last.metrics if self._status.last else {}
+        if "reward_mean" not in metrics:
             return Text("–", "dim")
-        every = told.get("reward_mean_all")
-        tail = "" if every is None else f"  all groups {every:.3f}"
+        all_groups = metrics.get("reward_mean_all")
+        tail = "" if all_groups is None else f"  all groups {all_groups:.3f}"
         curve = draw_sparkline(list(self._status.rewards)[-max(5, width - len(tail) - 10) :])
-        return Text.assemble((f"{told['reward_mean']:.3f}", "bold"), "  ", (curve, "green"), tail)
+        return Text.assemble(
+            (f"{metrics['reward_mean']:.3f}", "bold"), "  ", (curve, "green"), tail
+        )
 
     def _queue(self) -> Text:
         status = self._status
-        is_known = status.phase == "waiting" and status.wanted
-        ready = f"{status.ready} of {status.wanted}" if is_known else None
+        is_known = status.phase == "waiting" and status.target
+        ready = f"{status.ready} of {status.target}" if is_known else None
         return format_pairs(("groups ready", ready, "{}"), ("lag", status.lag, "{:,} records"))
 
     def _verdicts(self) -> Text:
@@ -137,17 +139,17 @@ class Screen:
             return Text("–", "dim")
         if not failed:
             return Text(f"{len(ok)} of {len(ok)}")
-        words = f"{len(ok)} of {len(ok) + len(failed)}, without {', '.join(failed)}"
+        words = f"{len(ok)} of {len(ok) + len(failed)}, failed: {', '.join(failed)}"
         return Text(words, "bold red")
 
     def _alarms(self) -> Sequence[Text]:
         lines = [self._alarm(alarm) for alarm in reversed(self._status.alarms)]
         return [Text(), *lines] if lines else []
 
-    def _alarm(self, alarm: Alarm) -> Text:
-        """One that is over is dim."""
-        is_on = alarm.version == self._status.version
+    def _alarm(self, alarm: RaisedAlarm) -> Text:
+        """One line; an alarm of an earlier version is dim."""
+        is_active = alarm.version == self._status.version
         when = "" if alarm.version is None else f"{alarm.version:,} "
         times = f"{alarm.times}× " if alarm.times > 1 else ""
-        words = Text("! ", "bold red" if is_on else "dim", no_wrap=True, overflow="ellipsis")
-        return words.append(when + times, "dim").append(alarm.sentence, "" if is_on else "dim")
+        words = Text("! ", "bold red" if is_active else "dim", no_wrap=True, overflow="ellipsis")
+        return words.append(when + times, "dim").append(alarm.sentence, "" if is_active else "dim")
