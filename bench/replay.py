@@ -25,7 +25,7 @@ from pool.topics import STEPS, find_topics
 from replay.export import parquet as _  # noqa: F401  loading pyarrow is not exporting
 from replay.export.command import export
 from replay.importer.command import import_files
-from replay.offset_ranges import spans_of
+from replay.offset_ranges import stored_ranges
 from replay.settings import ExportSettings, ImportSettings
 
 GROUPS = 600
@@ -79,8 +79,8 @@ async def fill(connection: Connection, groups: int) -> None:
 
 def scan(connection: Connection) -> int:
     codec, count = connection.codec(), 0
-    assemblers = {n: GroupAssembler() for n in range(find_topics(connection)[STEPS].partitions)}
-    with Scan(connection, STEPS, spans_of(connection, STEPS)) as messages:
+    assemblers = {n: GroupAssembler() for n in range(find(connection)[STEPS].partitions)}
+    with Scan(connection, STEPS, stored_ranges(connection, STEPS)) as messages:
         for message in messages:
             one = received(message, codec)
             item = assemblers[one.partition].feed(one)
@@ -92,7 +92,7 @@ def scan(connection: Connection) -> int:
 
 def export_all(connection: Connection, into: Path, **settings: Any) -> int:
     export(ExportSettings(**connection.model_dump(), into=into, topic="steps", **settings))
-    return sum(span.end - span.first for span in spans_of(connection, STEPS).values())
+    return sum(span.end - span.first for span in stored_ranges(connection, STEPS).values())
 
 
 def show_import(connection: Connection, folder: Path) -> None:

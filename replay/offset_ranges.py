@@ -1,11 +1,11 @@
-"""All that a topic holds at this moment."""
+"""The offsets that a topic holds at the moment, by partition."""
 
 from pool.connection import Connection
 from pool.readers.reader import read_bounds
 from pool.readers.scan import OffsetRange
 
-Spans = dict[int, OffsetRange]
+OffsetRanges = dict[int, OffsetRange]
 
 
-def spans_of(connection: Connection, topic: str) -> Spans:
+def stored_ranges(connection: Connection, topic: str) -> OffsetRanges:
     return {number: OffsetRange(*bound) for number, bound in read_bounds(connection, topic).items()}

@@ -1,8 +1,10 @@
-"""What stands in an export: a trajectory, and its Steps with their prompts in full.
+"""The rows of an exported data set: trajectories, and Steps with their full prompts.
 
-A column has the same name whether a row is a trajectory, with its Steps nested, or a Step, with its
-trajectory's columns repeated. What both have (a reward, metadata, a place) has `step_` before it
-where it is the Step's. Everything that an import needs is here, so that nothing else has to travel.
+A column has the same name whether a row is a trajectory with its Steps nested, or a Step with its
+trajectory's columns repeated. Where both have a value (a reward, metadata, an offset), the Step's
+column begins with `step_`. The rows hold everything that an import needs.
+
+Field names are column names: they are part of the format.
 """
 
 import math
@@ -17,12 +19,12 @@ from schemas.packing import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 from schemas.records import Status
 
 FORMAT = 1
-"""Counts changes that an earlier version would misread; an import refuses a higher one."""
+"""Raised by changes that an earlier version would misread; an import refuses a higher number."""
 
 
 Ids = Annotated[bytes, "int32"]
 Logprobs = Annotated[bytes, "float32"]
-"""Numbers, packed as in the log: a row never holds them one by one."""
+"""Numbers packed as in the log: no token becomes a Python object."""
 
 
 class FeedbackRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -37,11 +39,11 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step_id: str
     step_index: int
     prompt_ids: Ids | None
-    """None: its trajectory has a problem, and the log does not have the whole prompt."""
+    """None if the trajectory is invalid and the log lacks a part of the prompt."""
     response_ids: Ids
     logprobs: Logprobs
     advantages: Logprobs | None = None
-    """Where an environment gave them, one for each id of the response."""
+    """If the environment gave them: one per id of the response."""
     segments: list[Segment] = []
     finish_reason: str = "stop"
     sampling: str = "{}"
@@ -76,7 +78,7 @@ class TrajectoryRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     channel: str
     status: Status
     reward: float | None = None
-    """The last Feedback on it in the exported range, else what its End says."""
+    """The last Feedback on it in the exported range, else the reward in its End."""
     reward_expected: bool = False
     rewards: list[Reward] = []
     feedback: list[FeedbackRow] = []
@@ -88,52 +90,54 @@ class TrajectoryRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     created_at: int = 0
     trajectory_steps: int
     posted: bool = False
-    """By an environment that scored it itself, as one of a group; no gateway saw its calls."""
+    """An environment posted it in a scored group; no gateway saw its calls."""
     topic: str = ""
     partition: int | None = None
     offset: int | None = None
     """Of its End."""
     source_offset: int | None = None
-    """Of its End in `steps`, if it was read from rewards."""
+    """Of its End in `steps`, if it was read from `rewarded`."""
     schema: str = ""
 
 
-class Amendable(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The columns that late Feedback changes, and whose they are."""
+class AmendableRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The columns that late Feedback changes, and the trajectory they belong to."""
 
     trajectory_uid: str
     reward: float | None
     feedback: list[FeedbackRow]
 
 
-class Exported(NamedTuple):
+class ExportedTrajectory(NamedTuple):
+    """A trajectory's row and the rows of its Steps."""
+
     trajectory: TrajectoryRow
     steps: Sequence[StepRow]
 
 
-def unpacked(step: StepRow) -> dict[str, Any]:
-    """A row for a JSON encoder. JSON has no NaN: it becomes null."""
+def unpack_numbers(step: StepRow) -> dict[str, Any]:
+    """The row as a dict for a JSON encoder, which writes NaN as null."""
     row = msgspec.structs.asdict(step)
-    for name, (unpack, _) in NUMBERS.items():
+    for name, (unpack, _) in NUMBER_COLUMNS.items():
         if row[name] is not None:
             row[name] = unpack(row[name]).tolist()
     return row
 
 
-def packed(row: dict[str, Any]) -> dict[str, Any]:
-    """The other way round, for what a decoder gives."""
-    there = (name for name in NUMBERS if row.get(name) is not None)
-    return row | {name: NUMBERS[name][1](row[name]) for name in there}
+def pack_numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """The reverse of `unpack_numbers`, for a dict from a JSON decoder."""
+    present = (name for name in NUMBER_COLUMNS if row.get(name) is not None)
+    return row | {name: NUMBER_COLUMNS[name][1](row[name]) for name in present}
 
 
 def _pack_logprobs(values: Iterable[float | None]) -> bytes:
     return pack_logprobs(math.nan if value is None else value for value in values)
 
 
-NUMBERS: dict[str, tuple[Callable[[bytes], "array[Any]"], Callable[[Any], bytes]]] = {
+NUMBER_COLUMNS: dict[str, tuple[Callable[[bytes], "array[Any]"], Callable[[Any], bytes]]] = {
     "prompt_ids": (unpack_ids, pack_ids),
     "response_ids": (unpack_ids, pack_ids),
     "logprobs": (unpack_logprobs, _pack_logprobs),
     "advantages": (unpack_logprobs, _pack_logprobs),
 }
-"""The columns that hold them."""
+"""The columns of packed numbers, each with the functions that unpack and pack them."""

@@ -16,7 +16,7 @@ from replay.deletion.criteria import Forbidden, decoded
 from replay.deletion.group_offsets import copy_offsets
 from replay.deletion.topic_copy import Copied, Copy
 from replay.deletion.verification import prove
-from replay.offset_ranges import Spans, spans_of
+from replay.offset_ranges import OffsetRanges, stored_ranges
 from replay.settings import DeleteSettings
 from schemas import Record
 from servicekit.command_line import print_line
@@ -28,7 +28,7 @@ WITHOUT_TENANTS = (POLICY, LEDGER, DEAD_LETTERS)
 
 def delete(settings: DeleteSettings, say: Callable[[str], None] = print_line) -> None:
     found = topics.check(settings)
-    spans = {name: spans_of(settings, name) for name in found}
+    spans = {name: stored_ranges(settings, name) for name in found}
     forbidden = Forbidden(settings)
     if settings.tenant:
         learn(settings, spans, forbidden)
@@ -42,7 +42,7 @@ def delete(settings: DeleteSettings, say: Callable[[str], None] = print_line) ->
     for name in found:
         done = copy_topic(settings, copy, name, spans[name], forbidden)
         say(f"{copy.topic_name(name)}: {_told(done)}")
-    looked = sum(prove(copy, name, spans_of(copy, name), forbidden) for name in found)
+    looked = sum(prove(copy, name, stored_ranges(copy, name), forbidden) for name in found)
     say(f"proven: none of the {looked:,} records of {copy.topic_prefix}* names what must go")
     _check_unchanged(settings, spans)
     moved = copy_offsets(settings, copy, found)
@@ -54,9 +54,9 @@ def delete(settings: DeleteSettings, say: Callable[[str], None] = print_line) ->
 
 
 def copy_topic(
-    original: Connection, copy: Connection, topic: str, spans: Spans, forbidden: Forbidden
+    original: Connection, copy: Connection, topic: str, spans: OffsetRanges, forbidden: Forbidden
 ) -> Copied:
-    begun = {number: span.end for number, span in spans_of(copy, topic).items()}
+    begun = {number: span.end for number, span in stored_ranges(copy, topic).items()}
     done = Copy(original, copy, topic, spans, begun, forbidden).run()
     # What the original no longer holds, the copy must not hold either.
     topics.delete_records_before(
@@ -70,9 +70,9 @@ def _told(done: Copied) -> str:
     return told + (f", {done.scrubbed:,} without the names" if done.scrubbed else "")
 
 
-def _check_unchanged(settings: DeleteSettings, spans: dict[str, Spans]) -> None:
+def _check_unchanged(settings: DeleteSettings, spans: dict[str, OffsetRanges]) -> None:
     for name, before in spans.items():
-        now = spans_of(settings, name)
+        now = stored_ranges(settings, name)
         if any(now[number].end != span.end for number, span in before.items()):
             raise Fatal(
                 f"{settings.topic_name(name)} has grown meanwhile; stop all services, and give the "
@@ -80,7 +80,7 @@ def _check_unchanged(settings: DeleteSettings, spans: dict[str, Spans]) -> None:
             )
 
 
-def learn(connection: Connection, spans: dict[str, Spans], forbidden: Forbidden) -> None:
+def learn(connection: Connection, spans: dict[str, OffsetRanges], forbidden: Forbidden) -> None:
     """Reads which trajectories are the tenant's."""
     for name in spans:
         if name not in WITHOUT_TENANTS:
@@ -88,7 +88,7 @@ def learn(connection: Connection, spans: dict[str, Spans], forbidden: Forbidden)
                 forbidden.learn(record)
 
 
-def records(connection: Connection, topic: str, spans: Spans) -> Iterator[Record]:
+def records(connection: Connection, topic: str, spans: OffsetRanges) -> Iterator[Record]:
     codec = connection.codec()
     with (
         Scan(connection, topic, spans) as scan,

@@ -1,7 +1,7 @@
-"""Where an export goes: a folder or a file that is either complete or not there.
+"""Writes a folder or file that is either complete or does not exist.
 
-It is written beside its place, under a name that says so, and takes its place in one step. What a
-killed export left behind is overwritten by the next one to the same place.
+It is written next to its final path, as `.NAME.part`, and renamed at the end. The remains of a killed
+export are overwritten by the next one to the same path.
 """
 
 import os
@@ -15,9 +15,9 @@ from servicekit.errors import Fatal
 
 
 @contextmanager
-def new_place(into: Path) -> Iterator[Path]:
-    """A path to write to, as a folder or a file; it becomes `into` when nothing went wrong."""
-    _check_free(into)
+def write_atomically(into: Path) -> Iterator[Path]:
+    """Yields a path for a new folder or file; it is renamed to `into` unless an exception is raised."""
+    _check_unused(into)
     unfinished = into.with_name(f".{into.name}.part")
     try:
         into.parent.mkdir(parents=True, exist_ok=True)
@@ -30,12 +30,12 @@ def new_place(into: Path) -> Iterator[Path]:
         _remove(unfinished)
 
 
-def _check_free(into: Path) -> None:
+def _check_unused(into: Path) -> None:
     if into.is_dir():
         if any(into.iterdir()):
-            raise Fatal(f"{into} is not empty; choose another --into")
+            raise Fatal(f"{into} is not empty; choose another --into.")
     elif into.exists():
-        raise Fatal(f"{into} exists; choose another --into")
+        raise Fatal(f"{into} exists; choose another --into.")
 
 
 def _remove(path: Path) -> None:
@@ -46,8 +46,8 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def durable(path: Path) -> Iterator[BinaryIO]:
-    """A new file that is on the disk when it is closed: its name must not outlive its content."""
+def open_durable(path: Path) -> Iterator[BinaryIO]:
+    """Opens a new file that is synced to disk on close, so that no name survives without content."""
     with path.open("wb") as file:
         yield file
         file.flush()

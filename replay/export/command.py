@@ -1,7 +1,7 @@
-"""`steplog replay export`: trajectories of the log as a data set in files.
+"""`steplog replay export`: writes trajectories of the log to files, as a data set.
 
-A trajectory's reward is the last one that the exported range holds, so the same range gives the same
-files whenever it is asked for, as long as the log keeps it.
+A trajectory's reward is the last one in the exported range, so the same range always gives the same
+files, as long as the log keeps it.
 """
 
 from collections.abc import Iterator
@@ -9,72 +9,77 @@ from pathlib import Path
 
 from pool.core.trajectories import Trajectory
 from pool.readers.dataset import Dataset
-from replay.dataset.rows import Exported
-from replay.export import dataset_card
-from replay.export.atomic_path import new_place
+from replay.dataset.formats import require_pyarrow
+from replay.dataset.rows import ExportedTrajectory
+from replay.export.atomic_path import write_atomically
+from replay.export.dataset_card import write_card
 from replay.export.late_feedback import LateFeedback
-from replay.export.shards import Shards, check_parquet, open_shards
-from replay.export.text import Texts
-from replay.export.trajectory_rows import exported
+from replay.export.shards import Shards, open_shards
+from replay.export.text import StepTextDecoder
+from replay.export.trajectory_rows import to_rows
 from replay.settings import ExportSettings
 from schemas import Feedback
 from servicekit.errors import Fatal
 from servicekit.progress_bar import show_progress
 
-LOOK_EVERY = 100
-"""Trajectories after which the bar moves."""
+BAR_INTERVAL = 100
+"""Trajectories between two updates of the progress bar."""
 
 
 def export(settings: ExportSettings) -> str:
-    """Writes the files; says what it wrote."""
+    """Writes the files; returns a summary."""
     if settings.file_format == "parquet":
-        check_parquet()
-    texts = Texts(settings.tokenizer) if settings.tokenizer else None
+        require_pyarrow()
+    decoder = StepTextDecoder(settings.tokenizer) if settings.tokenizer else None
     codec = settings.codec()
     with (
         Dataset(settings, settings.read_from, settings, settings.channel, codec) as dataset,
-        new_place(settings.into) as path,
+        write_atomically(settings.into) as path,
     ):
         late, topic = LateFeedback(), settings.topic_name(settings.read_from)
-        whole = _trajectories(dataset, late)
-        rows = (exported(one, topic, late.on(one.uid), texts) for one in whole)
-        shards, trajectories = _write(settings, path, rows)
-        if not trajectories:
-            raise Fatal(f"no trajectory of {topic} is as selected, so nothing was written")
+        trajectories = _trajectories(dataset, late)
+        rows = (to_rows(t, topic, late.of(t.uid), decoder) for t in trajectories)
+        shards, count = _write(settings, path, rows)
+        if not count:
+            raise Fatal(f"No trajectory of {topic} matches the selection; nothing was written.")
         shards.amend(late)
         if not settings.is_one_file:
-            dataset_card.write(settings, path, dataset.spans, trajectories)
-    return _summary(settings, shards, trajectories, dataset)
+            write_card(settings, path, dataset.spans, count)
+    return _summary(settings, shards, count, dataset)
 
 
 def _trajectories(dataset: Dataset, late: LateFeedback) -> Iterator[Trajectory]:
-    with show_progress("exporting", dataset.scan.total) as moved:
+    """The trajectories of the data set; Feedback outside of them is collected in `late`."""
+    with bar("exporting", dataset.scan.total) as update:
         for number, item in enumerate(dataset.items()):
             if isinstance(item, Trajectory):
                 yield item
             elif isinstance(item.received.record, Feedback):
                 late.add(item.received)
             else:
-                yield from dataset.posted_trajectories(item)
-            if number % LOOK_EVERY == 0:
-                moved(dataset.scan.done)
+                yield from dataset.posted(item)
+            if number % BAR_INTERVAL == 0:
+                update(dataset.scan.done)
 
 
-def _write(settings: ExportSettings, path: Path, rows: Iterator[Exported]) -> tuple[Shards, int]:
-    trajectories = 0
+def _write(
+    settings: ExportSettings, path: Path, rows: Iterator[ExportedTrajectory]
+) -> tuple[Shards, int]:
+    """Returns the written shards and the number of trajectories."""
+    count = 0
     if not settings.is_one_file:
         path.mkdir()
     with open_shards(settings, path) as shards:
         for row in rows:
             shards.add(row)
-            trajectories += 1
-    return shards, trajectories
+            count += 1
+    return shards, count
 
 
 def _summary(settings: ExportSettings, shards: Shards, trajectories: int, dataset: Dataset) -> str:
-    told = f"{trajectories:,} trajectories, {shards.rows:,} rows in {settings.into}"
+    summary = f"{trajectories:,} trajectories, {shards.rows:,} rows in {settings.into}"
     if dataset.missed:
-        told += f"; {dataset.missed:,} began too long before the range and are left out"
+        summary += f"; {dataset.missed:,} trajectories began too long before the range: left out"
     if dataset.unreadable:
-        told += f"; {dataset.unreadable:,} records are none of ours"
-    return told
+        summary += f"; {dataset.unreadable:,} records were not written by steplog: left out"
+    return summary

@@ -1,4 +1,4 @@
-"""The README of an exported folder: what is in it, where it came from, how to load it."""
+"""The README of an exported folder: its content, its origin, and how to load it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,19 +22,19 @@ configs:
 
 * Read from `{topic}`, offsets {offsets}.
 * Selected: {selected}.
-* `topic`, `partition`, `offset` and `schema` say where the trajectory's End lay and what wrote it;
-  `step_offset` and `step_schema` say it of a Step; `source_offset` and `step_source_offset` say where
-  that was in `steps`.
+* `topic`, `partition` and `offset` are the position of the trajectory's End, and `schema` is the schema
+  it was written with; `step_offset` and `step_schema` are the same for a Step. `source_offset` and
+  `step_source_offset` are the offsets in `steps`.
 * `rewards` has the name, version, value and weight of every reward function.
-* `steplog replay import` puts the rows into a log again.
+* `steplog replay import` appends the rows to a log again.
 """
 
 
-def write(
+def write_card(
     settings: ExportSettings, folder: Path, spans: Mapping[int, OffsetRange], trajectories: int
 ) -> None:
-    chosen = {name: getattr(settings, name) for name in SelectionSettings.model_fields}
-    selection = SelectionSettings.model_validate(chosen)
+    values = {name: getattr(settings, name) for name in SelectionSettings.model_fields}
+    selection = SelectionSettings.model_validate(values)
     text = TEXT.format(
         format=settings.file_format,
         loader="parquet" if settings.file_format == "parquet" else "json",

@@ -1,8 +1,8 @@
-"""Feedback that came after its trajectory had ended.
+"""Collects Feedback that was read after its trajectory had ended.
 
-It may lie any distance behind the End, and the topic is read once. So a row is written with what is
-known by then, and files whose rows have got more are written again at the end (`amend`). Until then
-Feedback waits in a file that the system removes, not in memory: every trajectory may have some.
+It may come any distance after the End, and the topic is read only once. So a row is written with the
+Feedback read so far, and files with rows that have got more are written again at the end (`amend`).
+Until then Feedback is kept in a temporary file and not in memory: every trajectory may have some.
 """
 
 import sqlite3
@@ -21,7 +21,7 @@ create table feedback (
 
 
 class LateFeedback:
-    """What was read about trajectories that had ended, by their uids."""
+    """Feedback on trajectories that had ended, by trajectory_uid."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,11 +37,11 @@ class LateFeedback:
         self._rows.execute("insert into feedback values (?, ?, ?, ?)", row)
         self.count += 1
 
-    def on(self, uid: str) -> list[Received]:
+    def of(self, uid: str) -> list[Received]:
         if not self.count:
             return []
-        asked = "select partition, offset, record from feedback where uid = ?"
+        query = "select partition, offset, record from feedback where uid = ?"
         return [
             Received(self._decoder.decode(record), partition, offset)
-            for partition, offset, record in self._rows.execute(asked, (uid,))
+            for partition, offset, record in self._rows.execute(query, (uid,))
         ]

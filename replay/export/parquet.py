@@ -1,7 +1,7 @@
-"""Rows as Parquet, a trajectory or a Step in each.
+"""Writes rows as Parquet: one trajectory or one Step per row.
 
-Rows gather until their numbers fill a row group, which a thread of its own encodes and writes while
-the next one gathers: at most two are in memory, however long the log is.
+Rows are buffered until their numbers fill a row group. A thread encodes and writes it while the next
+one is buffered: at most two are in memory, however long the log is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,37 +15,42 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replay.dataset.arrow import columns, fields, nested, table_rows
-from replay.dataset.rows import NUMBERS, Amendable, Exported, StepRow, TrajectoryRow
-from replay.export.atomic_path import durable
-from replay.export.jsonl import Per
+from replay.dataset.arrow import columns, fields, from_table, to_list_array
+from replay.dataset.formats import RowKind
+from replay.dataset.rows import (
+    NUMBER_COLUMNS,
+    AmendableRow,
+    ExportedTrajectory,
+    StepRow,
+    TrajectoryRow,
+)
+from replay.export.atomic_path import open_durable
 from replay.export.late_feedback import LateFeedback
-from replay.export.trajectory_rows import amended
+from replay.export.trajectory_rows import with_late_feedback
 
-SUFFIX = ".parquet"
-ROW_GROUP = 16 * 1024 * 1024
-"""Bytes of ids and logprobs. A reader holds a row group at a time, too."""
-SPLIT = "BYTE_STREAM_SPLIT"
-"""Bytes of equal weight stand together: numbers then take a quarter less, in less time."""
+ROW_GROUP_BYTES = 16 * 1024 * 1024
+"""Ids and logprobs of a row group. A reader holds one row group at a time, too."""
+NUMBER_ENCODING = "BYTE_STREAM_SPLIT"
+"""Groups bytes of equal significance: numbers then take a quarter less space, and less time."""
 
 
 class ParquetWriter:
-    """One file."""
+    """Writes one file."""
 
-    def __init__(self, path: Path, per: Per, step: type[StepRow]) -> None:
+    def __init__(self, path: Path, row_kind: RowKind, step_type: type[StepRow]) -> None:
         self.rows = 0
         self.size = 0
-        """What is written so far; row groups that wait are not."""
+        """Bytes written so far, without buffered row groups."""
         self._path = path
-        self._per = per
-        self._step = step
-        self._schema = _schema(per, step)
-        self._waiting: list[Exported] = []
-        self._bytes = 0
+        self._row_kind = row_kind
+        self._step_type = step_type
+        self._schema = _schema(row_kind, step_type)
+        self._buffer: list[ExportedTrajectory] = []
+        self._buffered_bytes = 0
         self._open = ExitStack()
         self._file = self._open.enter_context(_new_file(path, self._schema))
         self._thread = self._open.enter_context(ThreadPoolExecutor(1, "parquet"))
-        self._writing: Future[None] | None = None
+        self._pending_write: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -59,78 +64,78 @@ class ParquetWriter:
         with self._open:
             if error is None:
                 self._flush()
-                self._settle()
+                self._wait_for_write()
 
-    def add(self, one: Exported) -> None:
-        self._waiting.append(one)
-        self.rows += 1 if self._per == "trajectory" else len(one.steps)
-        self._bytes += sum(map(_bytes, one.steps))
-        if self._bytes >= ROW_GROUP:
+    def add(self, trajectory: ExportedTrajectory) -> None:
+        self._buffer.append(trajectory)
+        self.rows += 1 if self._row_kind == "trajectory" else len(trajectory.steps)
+        self._buffered_bytes += sum(map(_number_bytes, trajectory.steps))
+        if self._buffered_bytes >= ROW_GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        """The table is made here: that is Python's work, of which two threads do no more than one."""
-        if self._waiting:
-            table = self._table(self._waiting)
-            self._waiting, self._bytes = [], 0
-            self._settle()
-            self._writing = self._thread.submit(self._write, table)
+        """Builds the table in this thread, since that holds the GIL; the encoding does not."""
+        if self._buffer:
+            table = self._table(self._buffer)
+            self._buffer, self._buffered_bytes = [], 0
+            self._wait_for_write()
+            self._pending_write = self._thread.submit(self._write, table)
 
-    def _settle(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
+    def _wait_for_write(self) -> None:
+        if self._pending_write is not None:
+            self._pending_write.result()
+            self._pending_write = None
 
     def _write(self, table: pa.Table) -> None:
         self._file.write_table(table)
         self.size = self._path.stat().st_size
 
-    def _table(self, rows: Sequence[Exported]) -> pa.Table:
-        if self._per == "trajectory":
-            about = columns(TrajectoryRow, [row.trajectory for row in rows])
-            steps = [nested(self._step, [row.steps for row in rows])]
+    def _table(self, rows: Sequence[ExportedTrajectory]) -> pa.Table:
+        if self._row_kind == "trajectory":
+            trajectories = columns(TrajectoryRow, [row.trajectory for row in rows])
+            steps = [to_list_array(self._step_type, [row.steps for row in rows])]
         else:
             repeated = chain.from_iterable(repeat(r.trajectory, len(r.steps)) for r in rows)
-            about = columns(TrajectoryRow, list(repeated))
-            steps = columns(self._step, list(chain.from_iterable(row.steps for row in rows)))
-        return pa.Table.from_arrays([*about, *steps], schema=self._schema)
+            trajectories = columns(TrajectoryRow, list(repeated))
+            steps = columns(self._step_type, list(chain.from_iterable(row.steps for row in rows)))
+        return pa.Table.from_arrays([*trajectories, *steps], schema=self._schema)
 
 
-def _schema(per: Per, step: type[StepRow]) -> pa.Schema:
-    steps = fields(step)
-    if per == "trajectory":
+def _schema(row_kind: RowKind, step_type: type[StepRow]) -> pa.Schema:
+    steps = fields(step_type)
+    if row_kind == "trajectory":
         steps = [pa.field("steps", pa.list_(pa.struct(steps)))]
     return pa.schema([*fields(TrajectoryRow), *steps])
 
 
-def _bytes(step: StepRow) -> int:
+def _number_bytes(step: StepRow) -> int:
     return len(step.prompt_ids or b"") + 2 * len(step.response_ids)
 
 
 @contextmanager
 def _new_file(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Arrow opens the file itself: to write to one of Python's, its thread would wait for ours.
-    Among numbers little is repeated, so they have no dictionary."""
+    """Arrow opens the file itself: writing to a Python file, its thread would wait for the GIL. Numbers
+    rarely repeat, so their columns have no dictionary."""
     leaves = _leaves(schema)
-    numbers = [leaf for leaf in leaves if NUMBERS.keys() & set(leaf.split("."))]
-    words = [leaf for leaf in leaves if leaf not in numbers]
+    numbers = [leaf for leaf in leaves if NUMBER_COLUMNS.keys() & set(leaf.split("."))]
+    others = [leaf for leaf in leaves if leaf not in numbers]
     with (
-        durable(path),
+        open_durable(path),
         pq.ParquetWriter(
             path,
             schema,
             compression="zstd",
             compression_level=1,
-            use_dictionary=words,
-            column_encoding=dict.fromkeys(numbers, SPLIT),
-            write_statistics=words,
+            use_dictionary=others,
+            column_encoding=dict.fromkeys(numbers, NUMBER_ENCODING),
+            write_statistics=others,
         ) as file,
     ):
         yield file
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
-    """The paths of the columns, as Parquet names them."""
+    """Column paths as Parquet names them."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema):
         pass
@@ -139,27 +144,27 @@ def _leaves(schema: pa.Schema) -> list[str]:
 
 
 def amend(path: Path, late: LateFeedback) -> None:
-    """Writes the file again, if something came later about one of its rows. Until the export is
-    complete nobody needs the old one, so the new one takes its name at once."""
+    """Writes the file again if there is late Feedback on one of its rows. No reader sees the files
+    before the export is complete, so the old one can be removed first."""
     with pq.ParquetFile(path) as old:
         groups = range(old.num_row_groups)
-        if not any(_amended(old, group, late) for group in groups):
+        if not any(_amended_columns(old, group, late) for group in groups):
             return
         path.unlink()
         with _new_file(path, old.schema_arrow) as new:
             for group in groups:
                 table = old.read_row_group(group)
-                for name, column in _amended(old, group, late).items():
-                    at = table.schema.get_field_index(name)
-                    table = table.set_column(at, table.schema.field(at), column)
+                for name, column in _amended_columns(old, group, late).items():
+                    index = table.schema.get_field_index(name)
+                    table = table.set_column(index, table.schema.field(index), column)
                 new.write_table(table)
 
 
-def _amended(file: pq.ParquetFile, group: int, late: LateFeedback) -> dict[str, pa.Array]:
-    """The columns that change; none, if nothing does."""
-    names = list(Amendable.__struct_fields__)
-    before: list[Amendable] = table_rows(Amendable, file.read_row_group(group, names))
-    after = [amended(row, late.on(row.trajectory_uid)) for row in before]
+def _amended_columns(file: pq.ParquetFile, group: int, late: LateFeedback) -> dict[str, pa.Array]:
+    """The changed columns by name; empty if no row changes."""
+    names = list(AmendableRow.__struct_fields__)
+    before: list[AmendableRow] = from_table(AmendableRow, file.read_row_group(group, names))
+    after = [with_late_feedback(row, late.of(row.trajectory_uid)) for row in before]
     if all(new is old for new, old in zip(after, before, strict=True)):
         return {}
-    return dict(zip(names, columns(Amendable, after), strict=True))
+    return dict(zip(names, columns(AmendableRow, after), strict=True))

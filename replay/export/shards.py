@@ -1,4 +1,4 @@
-"""The files of an export."""
+"""The files of an export: one file, or numbered shards in a folder."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,17 +6,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from replay.dataset.rows import Exported, StepRow, StepTextRow
+from replay.dataset.formats import require_pyarrow
+from replay.dataset.rows import ExportedTrajectory, StepRow, StepTextRow
 from replay.export import jsonl
 from replay.export.late_feedback import LateFeedback
 from replay.settings import ExportSettings
-from servicekit.distribution import install_command
-from servicekit.errors import Fatal
 
 MIB = 1024 * 1024
 
 
-class Writer(Protocol):
+class RowWriter(Protocol):
     rows: int
     size: int
 
@@ -27,11 +26,11 @@ class Writer(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
-    def add(self, one: Exported) -> None: ...
+    def add(self, trajectory: ExportedTrajectory) -> None: ...
 
 
 class Shards:
-    """Writes into one file, or into a folder's files one after the other."""
+    """Writes into one file, or into a folder's shards one after the other."""
 
     def __init__(self, settings: ExportSettings, path: Path) -> None:
         self.files: list[Path] = []
@@ -39,12 +38,12 @@ class Shards:
         self._settings = settings
         self._path = path
         self._limit = settings.shard_mib * MIB
-        self._writer: Writer | None = None
+        self._writer: RowWriter | None = None
 
-    def add(self, one: Exported) -> None:
+    def add(self, trajectory: ExportedTrajectory) -> None:
         if self._writer is None:
             self._writer = self._open()
-        self._writer.add(one)
+        self._writer.add(trajectory)
         if not self._settings.is_one_file and self._writer.size >= self._limit:
             self.close()
 
@@ -55,48 +54,39 @@ class Shards:
             self._writer = None
 
     def amend(self, late: LateFeedback) -> None:
-        """Once all is written: what came late goes into the rows that it is about."""
+        """Adds late Feedback to the rows it is about; call it when all rows are written."""
         for path in self.files if late.count else ():
-            amend_file(self._settings, path, late)
+            _amend_file(self._settings, path, late)
 
     def abandon(self, error: BaseException) -> None:
         if self._writer is not None:
             self._writer.__exit__(type(error), error, error.__traceback__)
 
-    def _open(self) -> Writer:
+    def _open(self) -> RowWriter:
         path = self._path
         if not self._settings.is_one_file:
             path = path / f"data-{len(self.files):05}.{self._settings.file_format}"
         self.files.append(path)
-        return open_file(self._settings, path).__enter__()
+        return _open_writer(self._settings, path).__enter__()
 
 
-def open_file(settings: ExportSettings, path: Path) -> Writer:
+def _open_writer(settings: ExportSettings, path: Path) -> RowWriter:
     if settings.file_format == "jsonl":
         return jsonl.JsonlWriter(path, settings.per)
-    step: type[StepRow] = StepRow if settings.tokenizer is None else StepTextRow
-    check_parquet()
+    step_type: type[StepRow] = StepRow if settings.tokenizer is None else StepTextRow
+    require_pyarrow()
     from replay.export.parquet import ParquetWriter
 
-    return ParquetWriter(path, settings.per, step)
+    return ParquetWriter(path, settings.per, step_type)
 
 
-def amend_file(settings: ExportSettings, path: Path, late: LateFeedback) -> None:
+def _amend_file(settings: ExportSettings, path: Path, late: LateFeedback) -> None:
     if settings.file_format == "jsonl":
         jsonl.amend(path, late)
         return
     from replay.export import parquet
 
     parquet.amend(path, late)
-
-
-def check_parquet() -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise Fatal(
-            f"Parquet needs pyarrow: {install_command('parquet')}, or use JSON lines"
-        ) from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Ids to text, with the tokenizer that the Steps name and with no other."""
+"""Token ids to text, with the tokenizer that the Steps were made with and no other."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,8 @@ from servicekit.errors import Fatal
 from servicekit.tokenizer import fingerprint, load_backend
 
 
-class Texts:
-    """One tokenizer. Steps that do not say theirs are taken to be of this one."""
+class StepTextDecoder:
+    """Decodes with one tokenizer. Steps that do not name theirs are assumed to use this one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -20,21 +20,20 @@ class Texts:
     def decode(self, packed: bytes, step: Step) -> str:
         if step.tokenizer not in ("", self._fingerprint):
             raise Fatal(
-                f"step {step.step_id} was made with tokenizer {step.tokenizer}, and "
-                f"{self._folder} holds {self._fingerprint}; give the folder of that one, or leave "
-                "out --tokenizer"
+                f"Step {step.step_id} was made with tokenizer {step.tokenizer}, but {self._folder} "
+                f"has {self._fingerprint}; give the folder of the right one, or omit --tokenizer."
             )
-        ids = [number for number in unpack_ids(packed) if number >= 0]  # the others are nobody's
+        ids = [number for number in unpack_ids(packed) if number >= 0]  # negative ids are no tokens
         text: str = self._backend.decode(ids, skip_special_tokens=False)
         return text
 
 
 def _load(folder: Path) -> Any:
     if not folder.is_dir():
-        raise Fatal(f"{folder} is no folder, and --tokenizer needs one")
+        raise Fatal(f"--tokenizer needs a folder, and {folder} is none.")
     try:
         return load_backend(str(folder))
-    # Broken files make the loader fail in arbitrary ways; all of them mean the same.
+    # Broken files make the loader raise arbitrary exceptions.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise Fatal(f"no tokenizer could be loaded from {folder}: {reason}") from error
+        raise Fatal(f"No tokenizer can be loaded from {folder}: {reason}") from error

@@ -10,24 +10,24 @@ from pool.core.prompts import BrokenPrompt
 from pool.core.trajectories import Trajectory, source_position, step_of
 from replay.dataset.rows import (
     FORMAT,
-    Amendable,
-    Exported,
+    AmendableRow,
+    ExportedTrajectory,
     FeedbackRow,
     StepRow,
     StepTextRow,
     TrajectoryRow,
 )
-from replay.export.text import Texts
+from replay.export.text import StepTextDecoder
 from schemas import Step
 from schemas.codec import writer_schema_id
 
 
-def exported(
-    trajectory: Trajectory, topic: str, late: Iterable[Received], texts: Texts | None
-) -> Exported:
-    """`late` is Feedback that was read while the trajectory was not open."""
+def to_rows(
+    trajectory: Trajectory, topic: str, late: Iterable[Received], decoder: StepTextDecoder | None
+) -> ExportedTrajectory:
+    """`late` is Feedback that was read before the trajectory's first Step or after its End."""
     end, ended = trajectory.end, trajectory.records[-1]
-    feedback = _feedback([*trajectory.feedback, *late])
+    feedback = _feedback_rows([*trajectory.feedback, *late])
     row = TrajectoryRow(
         format=FORMAT,
         trajectory_uid=end.trajectory_uid,
@@ -53,14 +53,16 @@ def exported(
         source_offset=end.source.offset if end.source else None,
         schema=writer_schema_id(ended.header),
     )
-    return Exported(row, [_step(trajectory, received, texts) for received in trajectory.steps])
+    return ExportedTrajectory(
+        row, [_step_row(trajectory, received, decoder) for received in trajectory.steps]
+    )
 
 
-def amended(row: Amendable, late: Iterable[Received]) -> Amendable:
-    """The row with the Feedback that it does not have; the same object, if it has all. What it lacks
-    was read after its End, so it comes behind the rest."""
-    known = {given.feedback_id for given in row.feedback}
-    new = [given for given in _feedback(late) if given.feedback_id not in known]
+def with_late_feedback(row: AmendableRow, late: Iterable[Received]) -> AmendableRow:
+    """The row with the Feedback that it lacks; the same object if it lacks none. Missing Feedback was
+    read after the End, so it goes last."""
+    present = {feedback.feedback_id for feedback in row.feedback}
+    new = [feedback for feedback in _feedback_rows(late) if feedback.feedback_id not in present]
     if not new:
         return row
     return msgspec.structs.replace(
@@ -68,18 +70,18 @@ def amended(row: Amendable, late: Iterable[Received]) -> Amendable:
     )
 
 
-def _feedback(given: Iterable[Received]) -> list[FeedbackRow]:
-    """Each once, in the order of `steps`. The first copy counts, as everywhere in the log."""
+def _feedback_rows(records: Iterable[Received]) -> list[FeedbackRow]:
+    """In the order of `steps`, without duplicates; the first copy counts, as everywhere in the log."""
     distinct: dict[str, FeedbackRow] = {}
-    for received in sorted(given, key=source_position):
+    for received in sorted(records, key=source):
         row = _feedback_row(received)
         distinct.setdefault(row.feedback_id, row)
     return list(distinct.values())
 
 
-def _reward(said: float | None, feedback: Sequence[FeedbackRow]) -> float | None:
-    given = [row.reward for row in feedback if row.step_id is None]
-    return given[-1] if given else said
+def _reward(of_end: float | None, feedback: Sequence[FeedbackRow]) -> float | None:
+    rewards = [row.reward for row in feedback if row.step_id is None]
+    return rewards[-1] if rewards else of_end
 
 
 def _feedback_row(received: Received) -> FeedbackRow:
@@ -93,12 +95,14 @@ def _feedback_row(received: Received) -> FeedbackRow:
     )
 
 
-def _step(trajectory: Trajectory, received: Received, texts: Texts | None) -> StepRow:
+def _step_row(
+    trajectory: Trajectory, received: Received, decoder: StepTextDecoder | None
+) -> StepRow:
     step = step_of(received)
     row = StepRow(
         step_id=step.step_id,
         step_index=step.step_index,
-        prompt_ids=_prompt(trajectory, step),
+        prompt_ids=_full_prompt(trajectory, step),
         response_ids=step.response_ids,
         logprobs=step.response_logprobs,
         advantages=_advantages(trajectory, step),
@@ -122,26 +126,26 @@ def _step(trajectory: Trajectory, received: Received, texts: Texts | None) -> St
         step_source_offset=step.source.offset if step.source else None,
         step_schema=writer_schema_id(received.header),
     )
-    return row if texts is None else _with_texts(row, step, texts)
+    return row if decoder is None else _with_texts(row, step, decoder)
 
 
-def _with_texts(row: StepRow, step: Step, texts: Texts) -> StepTextRow:
+def _with_texts(row: StepRow, step: Step, decoder: StepTextDecoder) -> StepTextRow:
     return StepTextRow(
         **msgspec.structs.asdict(row),
-        prompt_text=None if row.prompt_ids is None else texts.decode(row.prompt_ids, step),
-        response_text=texts.decode(step.response_ids, step),
+        prompt_text=None if row.prompt_ids is None else decoder.decode(row.prompt_ids, step),
+        response_text=decoder.decode(step.response_ids, step),
     )
 
 
 def _advantages(trajectory: Trajectory, step: Step) -> bytes | None:
-    """Those of its response: a posted Step has its prompt in full, and so begins behind it."""
+    """The advantages of the response. A posted Step has its full prompt, so they start after it."""
     if trajectory.advantages is None:
         return None
     first = len(step.prompt_ids)
     return trajectory.advantages[first : first + len(step.response_ids)]
 
 
-def _prompt(trajectory: Trajectory, step: Step) -> bytes | None:
+def _full_prompt(trajectory: Trajectory, step: Step) -> bytes | None:
     if step.parent is None:
         return step.prompt_ids
     try:

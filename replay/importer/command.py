@@ -1,8 +1,8 @@
-"""`steplog replay import`: exported trajectories, or a white-box dump, appended to a log.
+"""`steplog replay import`: appends exported trajectories, or a white-box dump, to a log.
 
-All files are read through and checked before anything is written. Then every trajectory is written
-whole, many in a transaction. One whose End the topic has already is left out: so files may be
-imported twice, and an import that was killed is done again from the start.
+All files are checked before anything is written. Then complete trajectories are written, many per
+transaction. A trajectory whose End is in the topic already is left out, so files may be imported twice,
+and an import that was killed is simply repeated.
 """
 
 import asyncio
@@ -20,148 +20,154 @@ from pool.readers.reader import read_records
 from pool.readers.scan import Scan
 from pool.topics import POLICY
 from replay.dataset.rows import TrajectoryRow
-from replay.importer.files import Files, Found
+from replay.importer.files import ImportFiles, ReadTrajectory
 from replay.importer.records import BadRow, records_of
-from replay.offset_ranges import spans_of
+from replay.offset_ranges import stored_ranges
 from replay.settings import ImportSettings
 from schemas import Codec, PolicyVersion, SchemaError, TrajectoryEnd
 from servicekit.errors import Fatal
 from servicekit.progress_bar import show_progress
 
-HEADER = "steplog.imported_from"
+ORIGIN_HEADER = "steplog.imported_from"
 CHUNK_RECORDS = 2_000
 CHUNK_BYTES = 8 * 1024 * 1024
-"""Of one transaction, about: it must be over long before it times out."""
-PATIENCE = 60.0
+"""Approximate size of a transaction: it must end long before it times out."""
+TRANSACTION_TIMEOUT_S = 60.0
 
 
 def import_files(settings: ImportSettings) -> str:
-    """Writes the trajectories; says what it wrote."""
-    files = Files(settings.files, settings.run, settings.channel)
+    """Writes the trajectories; returns a summary."""
+    files = ImportFiles(settings.files, settings.run, settings.channel)
     topics.check(settings)
     importer = Importer(settings)
     steps, skipped = importer.check(files)
     if settings.dry_run:
         return f"{steps:,} Steps can be imported"
     if settings.rewards is not None:
-        topics.create_rewarded_topic(settings, settings.rewards)
-    left_out = f"; {skipped:,} were invalid, or posted by an environment" if skipped else ""
-    return importer.write(files, steps) + left_out
+        topics.create_twin(settings, settings.rewards)
+    summary = importer.write(files, steps)
+    if skipped:
+        summary += f"; {skipped:,} trajectories were invalid, or posted by an environment: left out"
+    return summary
 
 
 class Importer:
+    """Checks the trajectories of files, then writes them."""
+
     def __init__(self, settings: ImportSettings) -> None:
         self._settings = settings
         self._codec = settings.codec()
         self._topic = settings.topic_name(settings.topic)
-        self._live = asyncio.run(_live_runs(settings, self._codec))
-        self._there = Uids()
+        self._trained_runs = asyncio.run(_trained_runs(settings, self._codec))
+        self._present = UidSet()
+        """Trajectories that the topic has."""
 
-    def check(self, files: Files) -> tuple[int, int]:
-        """Steps that can be written, and trajectories that cannot."""
+    def check(self, files: ImportFiles) -> tuple[int, int]:
+        """Returns the number of Steps to write, and of trajectories to leave out."""
         steps = skipped = 0
-        for found in files:
-            if _is_left_out(found.one.trajectory):
+        for read in files:
+            row, step_rows = read.trajectory
+            if _is_left_out(row):
                 skipped += 1
                 continue
-            self._check_run(found)
-            self._outputs(found)
-            steps += len(found.one.steps)
+            self._check_run(read.location, row.run)
+            self._outputs(read)
+            steps += len(step_rows)
         if not steps:
-            named = ", ".join(map(str, files.paths))
-            raise Fatal(f"there are no Steps in {named} that can be imported")
+            paths = ", ".join(map(str, files.paths))
+            raise Fatal(f"There are no Steps in {paths} that can be imported.")
         return steps, skipped
 
-    def _check_run(self, found: Found) -> None:
-        run = found.one.trajectory.run
-        if self._settings.run is None and run in self._live:
+    def _check_run(self, location: str, run: str) -> None:
+        if self._settings.run is None and run in self._trained_runs:
             raise Fatal(
-                f"{found.where} is of run {run}, which is trained here: its trainer would take the "
-                "Steps for its own, so give them another name with --run"
+                f"{location} belongs to run {run}, which is trained in this log: its trainer would "
+                "take the Steps for its own. Give them another run with --run."
             )
 
-    def _read_what_is_there(self) -> None:
-        """The uids of the trajectories that the topic has."""
-        spans = spans_of(self._settings, self._settings.topic)
+    def _read_present(self) -> None:
+        spans = stored_ranges(self._settings, self._settings.topic)
         with Scan(self._settings, self._settings.topic, spans) as scan:
             for message in scan:
                 value = message.value()
                 if value is not None and _is_end(self._codec, value):
                     end = self._codec.decode(value)
                     assert isinstance(end, TrajectoryEnd)
-                    self._there.add(end.trajectory_uid)
+                    self._present.add(end.trajectory_uid)
 
-    def write(self, files: Files, steps: int) -> str:
-        written = Counts()
+    def write(self, files: ImportFiles, steps: int) -> str:
+        counts = ImportCounts()
         transactions = Transactions(
             self._settings,
             group="",
             transactional_id=f"{self._topic}-import",
-            patience=PATIENCE,
+            patience=TRANSACTION_TIMEOUT_S,
             probe=lambda stage: None,
         )
-        self._read_what_is_there()  # an earlier import's last transaction is over by now
-        with show_progress("importing", steps) as moved:
-            for chunk in _chunks(self._new(files, written)):
+        self._read_present()  # creating the transactions has ended those of an earlier import
+        with bar("importing", steps) as update:
+            for chunk in _chunks(self._new(files, counts)):
                 transactions.write(chunk)
-                moved(written.steps + written.known)
+                update(counts.steps + counts.present_steps)
         wait_until_readable(self._settings, self._settings.topic)
-        told = f"{written.trajectories:,} trajectories, {written.steps:,} Steps in {self._topic}"
-        if written.known:
-            told += f"; Steps that it had already: {written.known:,}"
-        return told
+        summary = f"{counts.trajectories:,} trajectories, {counts.steps:,} Steps in {self._topic}"
+        if counts.present_steps:
+            summary += f"; {counts.present_steps:,} Steps were there already"
+        return summary
 
-    def _new(self, files: Files, counts: "Counts") -> Iterator[list[Output]]:
-        for found in files:
-            about = found.one.trajectory
-            if _is_left_out(about):
+    def _new(self, files: ImportFiles, counts: "ImportCounts") -> Iterator[list[Output]]:
+        """The outputs of each trajectory that the topic lacks."""
+        for read in files:
+            row, steps = read.trajectory
+            if _is_left_out(row):
                 continue
-            if about.trajectory_uid in self._there:
-                counts.known += len(found.one.steps)
+            if row.trajectory_uid in self._present:
+                counts.present_steps += len(steps)
                 continue
-            self._there.add(about.trajectory_uid)
+            self._present.add(row.trajectory_uid)
             counts.trajectories += 1
-            counts.steps += len(found.one.steps)
-            yield self._outputs(found)
+            counts.steps += len(steps)
+            yield self._outputs(read)
 
-    def _outputs(self, found: Found) -> list[Output]:
-        headers = [(HEADER, _origin(found).encode())]
+    def _outputs(self, read: ReadTrajectory) -> list[Output]:
+        row = read.trajectory.trajectory
+        headers = [(ORIGIN_HEADER, _origin(read.location, row).encode())]
         try:
-            records = records_of(found.one, self._settings.run)
+            records = records_of(read.trajectory, self._settings.run)
             values = [self._codec.encode(record, self._topic) for record in records]
         except (BadRow, SchemaError) as error:
-            raise Fatal(f"{found.where} cannot be imported: {error}") from error
+            raise Fatal(f"{read.location} cannot be imported: {error}") from error
         if max(map(len, values)) > MAX_RECORD_BYTES:
             raise Fatal(
-                f"{found.where} cannot be imported: a record of trajectory "
-                f"{found.one.trajectory.trajectory_uid} takes more than {MAX_RECORD_BYTES:,} bytes"
+                f"{read.location} cannot be imported: a record of trajectory {row.trajectory_uid} is "
+                f"larger than {MAX_RECORD_BYTES:,} bytes"
             )
-        key = found.one.trajectory.prompt_uid
-        return [Output(self._topic, key, value, headers) for value in values]
+        return [Output(self._topic, row.prompt_uid, value, headers) for value in values]
 
 
-def _is_left_out(about: TrajectoryRow) -> bool:
-    """In a posted one nobody knows which weights answered; Steps would say that somebody does."""
-    return about.problem is not None or about.posted
+def _is_left_out(row: TrajectoryRow) -> bool:
+    """Invalid trajectories, and posted ones: which weights sampled those is unknown, but Steps would
+    claim to know it."""
+    return row.problem is not None or row.posted
 
 
-class Counts:
+class ImportCounts:
     trajectories = 0
     steps = 0
-    known = 0
+    present_steps = 0
+    """Steps of trajectories that the topic had already."""
 
 
-def _origin(found: Found) -> str:
-    about = found.one.trajectory
-    if not about.topic:
-        return found.where.rpartition("/")[2]
-    return f"{about.topic}[{about.partition}]@{about.offset} {about.schema}"
+def _origin(location: str, row: TrajectoryRow) -> str:
+    if not row.topic:
+        return location.rpartition("/")[2]
+    return f"{row.topic}[{row.partition}]@{row.offset} {row.schema}"
 
 
-def _chunks(works: Iterable[list[Output]]) -> Iterator[list[Output]]:
+def _chunks(trajectories: Iterable[list[Output]]) -> Iterator[list[Output]]:
     chunk: list[Output] = []
     size = 0
-    for outputs in works:
+    for outputs in trajectories:
         chunk += outputs
         size += sum(len(output.value or b"") for output in outputs)
         if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
@@ -171,10 +177,10 @@ def _chunks(works: Iterable[list[Output]]) -> Iterator[list[Output]]:
         yield chunk
 
 
-class Uids:
-    """A set of trajectory_uids that takes eight bytes for each: their hashes, sorted."""
+class UidSet:
+    """A set of trajectory_uids in eight bytes each: their sorted hashes."""
 
-    RECENT = 100_000
+    MAX_RECENT = 100_000
 
     def __init__(self) -> None:
         self._sorted = np.empty(0, np.uint64)
@@ -182,7 +188,7 @@ class Uids:
 
     def add(self, uid: str) -> None:
         self._recent.add(_hash(uid))
-        if len(self._recent) >= self.RECENT:
+        if len(self._recent) >= self.MAX_RECENT:
             recent = np.fromiter(self._recent, np.uint64, len(self._recent))
             self._sorted = np.union1d(self._sorted, recent)
             self._recent = set()
@@ -191,8 +197,8 @@ class Uids:
         key = _hash(uid)
         if key in self._recent:
             return True
-        place = int(np.searchsorted(self._sorted, np.uint64(key)))
-        return place < len(self._sorted) and int(self._sorted[place]) == key
+        index = int(np.searchsorted(self._sorted, np.uint64(key)))
+        return index < len(self._sorted) and int(self._sorted[index]) == key
 
 
 def _hash(uid: str) -> int:
@@ -206,7 +212,7 @@ def _is_end(codec: Codec, value: bytes) -> bool:
         return False
 
 
-async def _live_runs(connection: Connection, codec: Codec) -> set[str]:
-    """Those that a trainer has opened versions of."""
+async def _trained_runs(connection: Connection, codec: Codec) -> set[str]:
+    """Runs of which a trainer has opened a version."""
     records = await read_records(connection, POLICY, codec)
     return {record.run for record in records if isinstance(record, PolicyVersion)}

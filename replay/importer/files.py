@@ -1,4 +1,4 @@
-"""Files to trajectories, one at a time, each with the place that it was read from."""
+"""Reads trajectories from exported files and white-box dumps, one at a time."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -7,61 +7,64 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from replay.dataset.rows import FORMAT, Exported, StepRow, TrajectoryRow, packed
-from replay.export.shards import check_parquet
+from replay.dataset.formats import require_pyarrow
+from replay.dataset.rows import FORMAT, ExportedTrajectory, StepRow, TrajectoryRow, pack_numbers
 from replay.importer.records import BadRow
-from replay.importer.whitebox import Dump
+from replay.importer.whitebox import WhiteboxDump
 from servicekit.errors import Fatal
 
 BATCH = 128
-"""Rows of a Parquet file that are held at once."""
+"""Rows of a Parquet file in memory at once."""
 
 
-class Found(NamedTuple):
-    where: str
-    one: Exported
+class ReadTrajectory(NamedTuple):
+    """A trajectory and where it was read, for error messages: FILE:LINE, or FILE, trajectory NUMBER."""
+
+    location: str
+    trajectory: ExportedTrajectory
 
 
-class Files:
-    """Read them as often as you like; a mistake is told with its file and line."""
+class ImportFiles:
+    """The trajectories of some files; iterate as often as needed. An invalid row is a Fatal that names
+    its file and line."""
 
-    def __init__(self, given: Sequence[Path], run: str | None, channel: str) -> None:
-        self.paths = [path for one in given for path in _files(one)]
+    def __init__(self, paths: Sequence[Path], run: str | None, channel: str) -> None:
+        self.paths = [file for path in paths for file in _files(path)]
         self._run = run
         self._channel = channel
         if any(path.suffix == ".parquet" for path in self.paths):
-            check_parquet()
+            require_pyarrow()
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ReadTrajectory]:
         for path in self.paths:
             yield from _parquet(path) if path.suffix == ".parquet" else self._jsonl(path)
 
-    def _jsonl(self, path: Path) -> Iterator[Found]:
-        lines = Lines(path)
+    def _jsonl(self, path: Path) -> Iterator[ReadTrajectory]:
+        lines = JsonLines(path)
         try:
-            for one in self._trajectories(lines):
-                yield Found(f"{path}:{lines.number}", one)
+            for trajectory in self._trajectories(lines):
+                yield ReadTrajectory(f"{path}:{lines.number}", trajectory)
         except (BadRow, msgspec.MsgspecError, RecursionError) as error:
             raise Fatal(f"{path}:{lines.number} cannot be imported: {error}") from error
         except OSError as error:
             raise Fatal(f"{path} cannot be read: {error.strerror}") from error
 
-    def _trajectories(self, lines: "Lines") -> Iterator[Exported]:
-        """A file's first line tells what all of its lines are."""
+    def _trajectories(self, lines: "JsonLines") -> Iterator[ExportedTrajectory]:
+        """The first line shows whether lines are trajectories, Steps, or a white-box dump."""
         first = next(iter(lines), {})
         if "trajectory_uid" in first and "steps" in first:
             yield from (_trajectory(line) for line in lines)
         elif "step_id" in first:
-            yield from joined(_step(line) for line in lines)
+            yield from _join_steps(_step(line) for line in lines)
         else:
-            dump = Dump(self._run, self._channel)
+            dump = WhiteboxDump(self._run, self._channel)
             for line in lines:
                 yield from dump.add(line)
-            yield from dump.rest()
+            yield from dump.unended()
 
 
-class Lines:
-    """The objects of a JSONL file, and the number of the last one that was read."""
+class JsonLines:
+    """The objects of a JSONL file, and the number of the last line that was read."""
 
     def __init__(self, path: Path) -> None:
         self.number = 0
@@ -77,90 +80,96 @@ class Lines:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(one for kind in ("*.parquet", "*.jsonl") for one in path.glob(kind))
-    if not found:
-        raise Fatal(f"{path} has no file that ends in .parquet or .jsonl")
-    return found
+    files = sorted(file for pattern in ("*.parquet", "*.jsonl") for file in path.glob(pattern))
+    if not files:
+        raise Fatal(f"{path} has no file that ends in .parquet or .jsonl.")
+    return files
 
 
-def _trajectory(line: dict[str, Any]) -> Exported:
+def _trajectory(line: dict[str, Any]) -> ExportedTrajectory:
     steps = msgspec.convert(line["steps"], list[dict[str, Any]])
-    return Exported(_about(line), list(map(_step_row, steps)))
+    return ExportedTrajectory(_trajectory_row(line), list(map(_step_row, steps)))
 
 
 def _step(line: dict[str, Any]) -> tuple[TrajectoryRow, StepRow]:
-    return _about(line), _step_row(line)
+    return _trajectory_row(line), _step_row(line)
 
 
 def _step_row(line: dict[str, Any]) -> StepRow:
     try:
-        return msgspec.convert(packed(line), StepRow, builtin_types=(bytes,))
+        return msgspec.convert(pack_numbers(line), StepRow, builtin_types=(bytes,))
     except (TypeError, OverflowError) as error:
-        raise BadRow(f"its ids or logprobs are no such numbers: {error}") from error
+        raise BadRow(f"its ids or logprobs are not valid numbers: {error}") from error
 
 
-def _about(line: dict[str, Any]) -> TrajectoryRow:
-    check_format(line.get("format"))
+def _trajectory_row(line: dict[str, Any]) -> TrajectoryRow:
+    _check_format(line.get("format"))
     return msgspec.convert(line, TrajectoryRow)
 
 
-def check_format(found: object) -> None:
-    if found != FORMAT:
-        later = isinstance(found, int) and found > FORMAT
-        told = "it was exported by a later version: import it with that one"
-        raise BadRow(f"its format is {found}: " + (told if later else "it is no export of ours"))
+def _check_format(number: object) -> None:
+    if isinstance(number, int) and number > FORMAT:
+        raise BadRow(
+            f"its format is {number}: a later version exported it; import it with that one"
+        )
+    if number != FORMAT:
+        raise BadRow(f"its format is {number}: steplog did not export it")
 
 
-def joined(rows: Iterable[tuple[TrajectoryRow, StepRow]]) -> Iterator[Exported]:
-    """Rows of Steps to trajectories; the rows of one stand together."""
+def _join_steps(rows: Iterable[tuple[TrajectoryRow, StepRow]]) -> Iterator[ExportedTrajectory]:
+    """Step rows to trajectories; the rows of a trajectory must be consecutive."""
     for _, group in groupby(rows, key=lambda row: row[0].trajectory_uid):
         members = list(group)
-        yield Exported(members[0][0], [step for _, step in members])
+        yield ExportedTrajectory(members[0][0], [step for _, step in members])
 
 
-def _parquet(path: Path) -> Iterator[Found]:
+def _parquet(path: Path) -> Iterator[ReadTrajectory]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    done = 0
+    count = 0
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             batches = file.iter_batches(BATCH)
-            for one in _of_steps(batches) if "step_id" in names else _of_trajectories(batches):
-                done += 1
-                yield Found(f"{path}, trajectory {done}", one)
+            from_batches = _from_step_rows if "step_id" in names else _from_trajectory_rows
+            for trajectory in from_batches(batches):
+                count += 1
+                yield ReadTrajectory(f"{path}, trajectory {count}", trajectory)
     except (BadRow, KeyError, pa.ArrowException) as error:
-        told = f"column {error} is missing" if isinstance(error, KeyError) else str(error)
-        told = " ".join(told.split())
-        raise Fatal(f"{path} cannot be imported, after {done:,} trajectories: {told}") from error
+        reason = f"column {error} is missing" if isinstance(error, KeyError) else str(error)
+        reason = " ".join(reason.split())
+        raise Fatal(
+            f"{path} cannot be imported, after {count:,} good trajectories: {reason}"
+        ) from error
     except OSError as error:
         raise Fatal(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _of_trajectories(batches: Iterable[Any]) -> Iterator[Exported]:
-    from replay.dataset.arrow import unnested
+def _from_trajectory_rows(batches: Iterable[Any]) -> Iterator[ExportedTrajectory]:
+    from replay.dataset.arrow import from_list_array
 
     for batch in batches:
-        steps = unnested(StepRow, batch["steps"])
-        yield from map(Exported, _abouts(batch), steps)
+        steps = from_list_array(StepRow, batch["steps"])
+        yield from map(ExportedTrajectory, _trajectory_rows(batch), steps)
 
 
-def _of_steps(batches: Iterable[Any]) -> Iterator[Exported]:
-    from replay.dataset.arrow import rows
+def _from_step_rows(batches: Iterable[Any]) -> Iterator[ExportedTrajectory]:
+    from replay.dataset.arrow import from_columns
 
     def read() -> Iterator[tuple[TrajectoryRow, StepRow]]:
         for batch in batches:
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            yield from zip(_abouts(batch), rows(StepRow, columns, len(batch)), strict=True)
+            steps = from_columns(StepRow, columns, len(batch))
+            yield from zip(_trajectory_rows(batch), steps, strict=True)
 
-    return joined(read())
+    return _join_steps(read())
 
 
-def _abouts(batch: Any) -> list[TrajectoryRow]:
-    from replay.dataset.arrow import rows
+def _trajectory_rows(batch: Any) -> list[TrajectoryRow]:
+    from replay.dataset.arrow import from_columns
 
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    for found in columns["format"].unique().to_pylist():
-        check_format(found)
-    return rows(TrajectoryRow, columns, len(batch))
+    for number in columns["format"].unique().to_pylist():
+        _check_format(number)
+    return from_columns(TrajectoryRow, columns, len(batch))

@@ -1,7 +1,7 @@
-"""Dumps of white-box agents: lines that are bodies of `/submit_steps`, or single Steps of one.
+"""Reads dumps of white-box agents: each line is a body of `/submit_steps`, or a single Step of one.
 
-The Steps of a trajectory may lie any number of lines apart; it is whole at the one that says
-`is_last`. One that never says it was given up: it is imported as cancelled, and nobody trains it.
+The Steps of a trajectory may be any number of lines apart; the one with `is_last` completes it. A
+trajectory without such a Step is imported as cancelled, so it is never trained.
 """
 
 import json
@@ -13,16 +13,16 @@ from typing import Any
 import msgspec
 
 from pool.core.submitted_steps import WITHOUT_LOGPROBS, SubmittedStep, end_id, step_id
-from replay.dataset.rows import FORMAT, Exported, StepRow, TrajectoryRow
+from replay.dataset.rows import FORMAT, ExportedTrajectory, StepRow, TrajectoryRow
 from replay.importer.records import BadRow
 from schemas import Segment
 from schemas.packing import pack_ids, pack_logprobs
 from schemas.records import Status
 
-UNENDED = "the dump has no last Step of it"
+UNENDED = "the dump has no Step of it with is_last"
 
 
-class Dump:
+class WhiteboxDump:
     """The open trajectories of a dump."""
 
     def __init__(self, run: str | None, channel: str) -> None:
@@ -30,10 +30,10 @@ class Dump:
         self._channel = channel
         self._open: dict[str, list[SubmittedStep]] = {}
 
-    def add(self, line: dict[str, Any]) -> Iterator[Exported]:
-        """Gives the trajectories that the line completes."""
+    def add(self, line: dict[str, Any]) -> Iterator[ExportedTrajectory]:
+        """Yields the trajectories that the line completes."""
         if self._run is None:
-            raise BadRow("a white-box dump does not say its run: give --run")
+            raise BadRow("a white-box dump does not name its run: give it with --run")
         for step in msgspec.convert(line.get("steps", [line]), list[SubmittedStep]):
             steps = self._open.setdefault(step.trajectory_uid, [])
             if steps and steps[0].prompt_uid != step.prompt_uid:
@@ -42,26 +42,28 @@ class Dump:
             if step.is_last:
                 yield self._exported(self._open.pop(step.trajectory_uid), "completed", None)
 
-    def rest(self) -> Iterator[Exported]:
+    def unended(self) -> Iterator[ExportedTrajectory]:
         for steps in self._open.values():
             yield self._exported(steps, "cancelled", UNENDED)
 
-    def _exported(self, steps: list[SubmittedStep], status: Status, why: str | None) -> Exported:
+    def _exported(
+        self, steps: list[SubmittedStep], status: Status, reason: str | None
+    ) -> ExportedTrajectory:
         rows = {row.step_id: row for row in map(_row, sorted(steps, key=lambda s: s.step_index))}
         first = steps[0]
-        about = TrajectoryRow(
+        trajectory = TrajectoryRow(
             format=FORMAT,
             trajectory_uid=first.trajectory_uid,
             prompt_uid=first.prompt_uid,
             run=self._run or "",
             channel=self._channel,
             status=status,
-            reason=why,
+            reason=reason,
             end_id=end_id(first.trajectory_uid),
-            created_at=_now(),
+            created_at=_now_ms(),
             trajectory_steps=len(rows),
         )
-        return Exported(about, list(rows.values()))
+        return ExportedTrajectory(trajectory, list(rows.values()))
 
 
 def _row(step: SubmittedStep) -> StepRow:
@@ -78,9 +80,9 @@ def _row(step: SubmittedStep) -> StepRow:
         step_metadata=json.dumps(step.metadata or {}),
         not_trainable=None if logprobs else WITHOUT_LOGPROBS,
         is_last=step.is_last,
-        step_created_at=_now(),
+        step_created_at=_now_ms(),
     )
 
 
-def _now() -> int:
+def _now_ms() -> int:
     return int(time.time() * 1000)

@@ -63,7 +63,7 @@ def test_names_are_shown_as_they_are() -> None:
 
 
 def test_rewards_are_not_compared_with_themselves() -> None:
-    with pytest.raises(ValidationError, match="nothing can differ"):
+    with pytest.raises(ValidationError, match="give two different tags"):
         DiffSettings(rewards="a", with_="a")
 
 

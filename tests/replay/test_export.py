@@ -89,7 +89,7 @@ def test_formats_and_shapes_say_the_same(log: Connection, tmp_path: Path) -> Non
 def test_feedback_finds_a_row_that_was_written_before_it_came(
     connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.export.parquet.ROW_GROUP", 1)
+    monkeypatch.setattr("replay.export.parquet.ROW_GROUP_BYTES", 1)
     monkeypatch.setattr("replay.export.shards.MIB", 1)
     topics.create(connection, partitions=1)
     within = feedback(2.0, "t", id="within")
@@ -146,7 +146,7 @@ def test_datasets_loads_it(
 def test_a_folder_has_files_of_bounded_size(
     log: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.export.parquet.ROW_GROUP", 1)
+    monkeypatch.setattr("replay.export.parquet.ROW_GROUP_BYTES", 1)
     monkeypatch.setattr("replay.export.shards.MIB", 1)
     rows = exported(log, tmp_path / "out", shard_mib=1)
     assert len(list((tmp_path / "out").glob("data-*.parquet"))) > 1
@@ -167,7 +167,7 @@ def test_text_needs_the_tokenizer_of_the_steps(connection: Connection, tmp_path:
     assert len(said["response_text"]) == 2
 
     write(connection, STEPS, [step("y-0", "y", tokenizer="another"), end("y")])
-    with pytest.raises(Fatal, match=r"step y-0 was made with tokenizer another, and .* holds"):
+    with pytest.raises(Fatal, match=r"Step y-0 was made with tokenizer another, but .* has"):
         exported(connection, tmp_path / "b.jsonl", tokenizer=tmp_path / "tokenizer")
     assert not [path for path in tmp_path.iterdir() if "b.jsonl" in path.name]
 
@@ -175,9 +175,9 @@ def test_text_needs_the_tokenizer_of_the_steps(connection: Connection, tmp_path:
 def test_nothing_is_written_when_something_is_wrong(log: Connection, tmp_path: Path) -> None:
     settings = {**log.model_dump(), "into": tmp_path / "out", "topic": "steps"}
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"from_": 1_000}, "The range selects nothing"),
-        ({"of_run": ("run",), "from_version": 7}, "Version 7 of run run does not exist"),
-        ({"channel": "nobody's"}, "no trajectory of .* is as selected"),
+        ({"from_": 1_000}, "the range holds nothing"),
+        ({"of_run": ("run",), "from_version": 7}, "version 7 of run run was never opened"),
+        ({"channel": "nobody's"}, "No trajectory of .* matches the selection"),
         ({"rewards": "missing", "topic": "rewarded"}, "rewarded.missing does not exist"),
     ]
     for wrong, told in cases:

@@ -9,7 +9,7 @@ import pytest
 from pool import topics
 from pool.connection import Connection
 from pool.topics import POLICY, REWARDED, STEPS
-from replay.importer.command import HEADER, import_files
+from replay.importer.command import ORIGIN_HEADER, import_files
 from replay.settings import ImportSettings
 from schemas import PolicyVersion, Step, TrajectoryEnd
 from schemas.packing import unpack_ids
@@ -52,7 +52,7 @@ def test_a_round_trip_changes_nothing_but_places(
     assert "1 were invalid, or" in import_(other, tmp_path / "first")
     second = exported(other, tmp_path / "second", per=per, format=format)
     assert whole(second) == whole(first)
-    assert all(m.headers[0][0] == HEADER for m in messages(other, STEPS))
+    assert all(m.headers[0][0] == ORIGIN_HEADER for m in messages(other, STEPS))
     stored = [r for r in records(other, STEPS) if isinstance(r, Step) and r.parent is not None]
     assert len(stored) == 2  # prompts are deltas again
 
@@ -98,7 +98,7 @@ def test_a_run_that_is_trained_here_gets_no_foreign_steps(
     exported(log, tmp_path / "all")
     opened = PolicyVersion(run="run", incarnation=1, version=0, phase="opened")
     write(other, POLICY, [opened])
-    with pytest.raises(Fatal, match=r"is of run run, which is trained here.*--run"):
+    with pytest.raises(Fatal, match=r"belongs to run run, which is trained in this log.*--run"):
         import_(other, tmp_path / "all")
     assert messages(other, STEPS) == []
     assert import_(other, tmp_path / "all", dry_run=True, run="x") == "5 Steps can be imported"
@@ -129,14 +129,14 @@ def test_a_white_box_dump_becomes_steps(other: Connection, tmp_path: Path) -> No
         {"steps": [white_box("a", 1, is_last=True, reward=1.5, metadata={"k": 1})]},
     ]
     dump.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(Fatal, match=r"dump.jsonl:\d cannot be imported: .*does not say its run"):
+    with pytest.raises(Fatal, match=r"dump.jsonl:\d cannot be imported: .*does not name its run"):
         import_(other, dump)
     assert "2 trajectories, 4 Steps" in import_(other, dump, run="agents", channel="val")
     found = records(other, STEPS)
     steps = [record for record in found if isinstance(record, Step)]
     ends = {r.trajectory_uid: r for r in found if isinstance(r, TrajectoryEnd)}
     assert (ends["a"].status, ends["b"].status) == ("completed", "cancelled")
-    assert ends["b"].reason == "the dump has no last Step of it"
+    assert ends["b"].reason == "the dump has no Step of it with is_last"
     last = next(step for step in steps if step.is_last)
     assert (last.run, last.channel, last.reward, last.metadata) == (
         "agents",
@@ -160,13 +160,16 @@ def test_a_bad_line_is_one_sentence_and_nothing_is_written(
     bad = tmp_path / "bad.jsonl"
     short = {**talk["steps"][0], "logprobs": [0.0]}
     cases: list[tuple[Any, str]] = [
-        ({**talk, "format": 2}, r"format is 2: it was exported by a later version"),
+        ({**talk, "format": 2}, r"format is 2: a later version exported it"),
         ({**talk, "status": "unheard of"}, r"Invalid enum value 'unheard of'"),
-        ({**talk, "steps": [short]}, r"1 Steps here and 3 by its trajectory_steps"),
+        ({**talk, "steps": [short]}, r"1 Steps here, but its trajectory_steps is 3"),
         ({**talk, "steps": [short, *talk["steps"][1:]]}, r"2 response ids come with 1 logprobs"),
-        ({**talk, "steps": [{**short, "prompt_ids": [2**31]}]}, r"are no such numbers: signed"),
-        ({**talk, "steps": [{**short, "logprobs": ["low"]}]}, r"are no such numbers: must be real"),
-        ({**talk, "metadata": "[1]"}, r"no JSON object"),
+        ({**talk, "steps": [{**short, "prompt_ids": [2**31]}]}, r"are not valid numbers: signed"),
+        (
+            {**talk, "steps": [{**short, "logprobs": ["low"]}]},
+            r"are not valid numbers: must be real",
+        ),
+        ({**talk, "metadata": "[1]"}, r"not a JSON object"),
         ("half a li", r"JSON is malformed|Expected `object`"),
     ]
     for line, told in cases:
