@@ -1,8 +1,8 @@
-"""What must go from the log: by trajectory, by tenant or by run.
+"""Decides which records are deleted: by trajectory, by tenant or by run.
 
-A Step and a registration name their tenant. Ends, notes and Feedback name the trajectory, and the
-prompt_uids of a tenant begin with its name. Decisions of other runs stay, since they say which records
-made which weights, but what they call a deleted trajectory is taken from them.
+Steps and registrations name their tenant. Ends, notes and Feedback name the trajectory, and the
+prompt_uids of a tenant begin with its name. Decisions of other runs stay, since they tell which records
+made which weights, but the names of deleted trajectories are removed from them.
 """
 
 from collections.abc import Iterable
@@ -13,77 +13,81 @@ import msgspec
 from replay.settings import DeleteSettings
 from schemas import Codec, DecidedGroup, Decision, Member, Record, SchemaError
 
-GONE = "deleted"
-SEARCHED = 64
-"""Names that are looked for in raw bytes; more would take longer than the copy. The fields of records
-are compared with all names."""
-UNMISTAKABLE = 16
-"""Characters from which on a name in raw bytes is no accident; of shorter ones, their length must
-stand before them, as Avro writes it."""
+REPLACEMENT = "deleted"
+"""Put in place of the name of a deleted trajectory or prompt."""
+MAX_SEARCHED_NAMES = 64
+"""Names searched in raw bytes; searching more would take longer than the copy. The fields of decoded
+records are compared with all names."""
+MIN_UNIQUE_BYTES = 16
+"""A name this long cannot occur in raw bytes by chance. A shorter one is searched together with its
+length before it, as Avro writes strings."""
 
 
-class Forbidden:
+class DeletionCriteria:
+    """The trajectories, tenant and run to delete."""
+
     def __init__(self, settings: DeleteSettings) -> None:
         self.uids = set(settings.trajectory)
         self._tenant = settings.tenant
-        self._scope = f"{settings.tenant}/" if settings.tenant else None
+        self._prompt_prefix = f"{settings.tenant}/" if settings.tenant else None
         self._run = settings.of_run
 
-    def learn(self, record: Record) -> None:
-        """Notes the trajectories of the tenant."""
+    def add_trajectory_of_tenant(self, record: Record) -> None:
+        """Adds the record's trajectory if it is the tenant's."""
         if self._tenant and getattr(record, "tenant", None) == self._tenant:
             self.uids.add(str(getattr(record, "trajectory_uid")))  # noqa: B009
 
-    def has(self, record: Record) -> bool:
+    def match(self, record: Record) -> bool:
         return (
             getattr(record, "trajectory_uid", None) in self.uids
             or (self._run is not None and getattr(record, "run", None) == self._run)
             or (self._tenant is not None and getattr(record, "tenant", None) == self._tenant)
-            or self._is_scoped(getattr(record, "prompt_uid", ""))
+            or self._is_prompt_of_tenant(getattr(record, "prompt_uid", ""))
         )
 
-    def _is_scoped(self, prompt_uid: str) -> bool:
-        return self._scope is not None and prompt_uid.startswith(self._scope)
+    def _is_prompt_of_tenant(self, prompt_uid: str) -> bool:
+        return self._prompt_prefix is not None and prompt_uid.startswith(self._prompt_prefix)
 
-    def scrubbed(self, record: Record) -> Record:
-        """A record that stays, without what it calls the trajectories that go."""
+    def scrub(self, record: Record) -> Record:
+        """A record that stays, without the names of deleted trajectories; the same object if it names
+        none."""
         if not isinstance(record, Decision):
             return record
-        groups = [self._group(group) for group in record.groups]
-        others = self._members(record.others)
+        groups = [self._scrub_group(group) for group in record.groups]
+        others = self._scrub_members(record.others)
         if groups == record.groups and others == record.others:
             return record
         return msgspec.structs.replace(record, groups=groups, others=others)
 
-    def _group(self, group: DecidedGroup) -> DecidedGroup:
-        members = self._members(group.members)
-        if not self._is_scoped(group.prompt_uid):
+    def _scrub_group(self, group: DecidedGroup) -> DecidedGroup:
+        members = self._scrub_members(group.members)
+        if not self._is_prompt_of_tenant(group.prompt_uid):
             return msgspec.structs.replace(group, members=members)
-        return msgspec.structs.replace(group, members=members, prompt_uid=GONE)
+        return msgspec.structs.replace(group, members=members, prompt_uid=REPLACEMENT)
 
-    def _members(self, members: Iterable[Member]) -> list[Member]:
+    def _scrub_members(self, members: Iterable[Member]) -> list[Member]:
         return [
-            msgspec.structs.replace(member, trajectory_uid=GONE)
+            msgspec.structs.replace(member, trajectory_uid=REPLACEMENT)
             if member.trajectory_uid in self.uids
             else member
             for member in members
         ]
 
     @cached_property
-    def words(self) -> list[bytes]:
-        """What no byte string may hold, once all is learned."""
-        names = [uid.encode() for uid in sorted(self.uids)[:SEARCHED]]
-        return [n if len(n) >= UNMISTAKABLE else bytes([2 * len(n)]) + n for n in names]
+    def byte_patterns(self) -> list[bytes]:
+        """Byte strings that no copied message may contain. Read it when all trajectories are known."""
+        names = [uid.encode() for uid in sorted(self.uids)[:MAX_SEARCHED_NAMES]]
+        return [n if len(n) >= MIN_UNIQUE_BYTES else bytes([2 * len(n)]) + n for n in names]
 
-    def has_key(self, key: bytes) -> bool:
-        """Of a record whose value tells nothing: `trajectories` has uids as keys, the others have
-        prompt_uids."""
+    def match_key(self, key: bytes) -> bool:
+        """For a message that cannot be decoded. Keys are trajectory_uids in `trajectories` and
+        prompt_uids in the other topics."""
         text = key.decode(errors="replace")
-        return text in self.uids or self._is_scoped(text)
+        return text in self.uids or self._is_prompt_of_tenant(text)
 
 
-def decoded(codec: Codec, value: bytes) -> Record | None:
-    """None: it is no record of this version."""
+def decode_or_none(codec: Codec, value: bytes) -> Record | None:
+    """None if the value is not a record of this version."""
     try:
         return codec.decode(value)
     except SchemaError:

@@ -1,4 +1,4 @@
-"""The consumer groups of a log, for its copy: where they are, and how they get their state back."""
+"""Copies the committed offsets of all consumer groups, with their bookmarks, to the copy's topics."""
 
 from collections.abc import Mapping
 
@@ -10,51 +10,54 @@ from pool.consumers.transaction import read_offsets
 from pool.topics import TopicLayout
 from servicekit.errors import BrokerUnavailable, Fatal
 
-PATIENCE = 30.0
+REQUEST_TIMEOUT_S = 30.0
 
 
 def copy_offsets(
-    original: Connection, copy: Connection, found: Mapping[str, TopicLayout]
+    original: Connection, copy: Connection, layouts: Mapping[str, TopicLayout]
 ) -> list[str]:
-    """Commits for the copy's topics what each group has for the original's; gives the groups."""
-    places = {
+    """Commits each group's offsets on the original's topics for the copy's. Returns the groups."""
+    copied_names = {
         TopicPartition(original.topic_name(name), number): copy.topic_name(name)
-        for name, about in found.items()
-        for number in range(about.partitions)
+        for name, layout in layouts.items()
+        for number in range(layout.partitions)
     }
-    moved = []
+    copied_groups = []
     for group in _groups(original):
         consumer = Consumer(original.confluent(group_id=group, enable_auto_commit=False))
         try:
-            committed = [
-                TopicPartition(places[at], at.partition, at.offset, at.metadata)
-                for at in read_offsets(consumer, list(places), PATIENCE)
-                if at.offset >= 0
+            commits = [
+                TopicPartition(
+                    copied_names[commit], commit.partition, commit.offset, commit.metadata
+                )
+                for commit in read_offsets(consumer, list(copied_names), REQUEST_TIMEOUT_S)
+                if commit.offset >= 0
             ]
-            if committed:
-                _commit(consumer, group, committed)
-                moved.append(group)
+            if commits:
+                _commit(consumer, group, commits)
+                copied_groups.append(group)
         finally:
             consumer.close()
-    return moved
+    return copied_groups
 
 
 def _groups(connection: Connection) -> list[str]:
     admin = AdminClient(connection.confluent())
     try:
-        listed = admin.list_consumer_groups(request_timeout=PATIENCE).result(PATIENCE)
+        request = admin.list_consumer_groups(request_timeout=REQUEST_TIMEOUT_S)
+        groups = request.result(REQUEST_TIMEOUT_S)
     except (KafkaException, TimeoutError) as error:
         raise BrokerUnavailable(
-            f"{connection.bootstrap} does not tell its groups: {error}"
+            f"{connection.bootstrap} did not list its consumer groups: {error}"
         ) from error
-    return sorted(group.group_id for group in listed.valid)
+    return sorted(group.group_id for group in groups.valid)
 
 
-def _commit(consumer: Consumer, group: str, places: list[TopicPartition]) -> None:
+def _commit(consumer: Consumer, group: str, commits: list[TopicPartition]) -> None:
     try:
-        consumer.commit(offsets=places, asynchronous=False)
+        consumer.commit(offsets=commits, asynchronous=False)
     except KafkaException as error:
         raise Fatal(
-            f"group {group} is at work ({error.args[0].str()}); stop all services, and give the same "
-            "command again: it goes on where it was"
+            f"Group {group} is active ({error.args[0].str()}). Stop all services, then run the same "
+            "command again: it continues where it stopped."
         ) from error

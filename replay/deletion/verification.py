@@ -1,38 +1,36 @@
-"""Whether what must go is gone: every record of a topic is looked at, as a record and as bytes."""
+"""Verifies that a copy names no deleted data: checks every message as a record and as bytes."""
 
 from pool.connection import Connection
 from pool.readers.scan import OffsetRange, Scan
-from replay.deletion.criteria import Forbidden, decoded
-from replay.deletion.topic_copy import holds
+from replay.deletion.criteria import DeletionCriteria, decode_or_none
+from replay.deletion.topic_copy import match_bytes
 from servicekit.errors import Fatal
 from servicekit.progress_bar import show_progress
 
-SHOWN = 5
+MAX_POSITIONS_SHOWN = 5
 
 
-def prove(
-    connection: Connection, topic: str, spans: dict[int, OffsetRange], forbidden: Forbidden
+def verify_topic(
+    connection: Connection, topic: str, spans: dict[int, OffsetRange], criteria: DeletionCriteria
 ) -> int:
-    """How many records were looked at; that one is still there is an error that says where."""
+    """Returns the number of checked records; raises Fatal with the positions of matching ones."""
     codec = connection.codec()
-    looked, left = 0, []
-    with (
-        Scan(connection, topic, spans) as scan,
-        show_progress(f"looking at {topic}", scan.total) as moved,
-    ):
+    checked, positions = 0, []
+    with Scan(connection, topic, spans) as scan, bar(f"verifying {topic}", scan.total) as update:
         for message in scan:
-            looked += 1
+            checked += 1
             value = message.value()
-            record = decoded(codec, value) if value is not None else None
-            told = record is not None and (
-                forbidden.has(record) or forbidden.scrubbed(record) != record
+            record = decode_or_none(codec, value) if value is not None else None
+            is_named = record is not None and (
+                criteria.match(record) or criteria.scrub(record) != record
             )
-            if told or holds(message, forbidden):
-                left.append(f"offset {message.offset()} of partition {message.partition()}")
-            moved(scan.done)
-    if left:
+            if is_named or match_bytes(message, criteria):
+                positions.append(f"offset {message.offset()} of partition {message.partition()}")
+            update(scan.done)
+    if positions:
         raise Fatal(
-            f"{connection.topic_name(topic)} still names what must go, in {len(left):,} records: "
-            f"{', '.join(left[:SHOWN])}; delete that copy, or what these say, and begin again"
+            f"{connection.topic_name(topic)} still names deleted data in {len(positions):,} records: "
+            f"{', '.join(positions[:MAX_POSITIONS_SHOWN])}. Delete the topics of this copy, or "
+            "delete what these records name as well, and run the command again."
         )
-    return looked
+    return checked

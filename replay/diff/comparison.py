@@ -1,9 +1,11 @@
-"""What another way of scoring would change: for single trajectories, and for the groups they train in.
+"""Compares two sets of rewards: for single trajectories, and for the groups they would train in.
 
-Groups are filled by prompt in the order in which trajectories ended, with everything that the log
-holds by now; one that never filled counts with what it has, as after its deadline. A group is trainable
-on a side when enough of its members are usable there and their rewards differ. A member changes sign
-when it is above its group's mean on one side and below on the other.
+Groups are filled per prompt in the order in which trajectories ended, with everything in the log. A
+group that never filled counts with the members it has, as after its deadline. A group is trainable on
+a side if enough of its members are usable there and their rewards differ. A member changes sign if it
+is above its group's mean on one side and below it on the other.
+
+The fields of the structs are the keys of the command's JSON output.
 """
 
 import heapq
@@ -13,19 +15,19 @@ from typing import Generic, Literal, TypeVar, get_args
 
 import msgspec
 
-from pool.core.groups import GroupRules, required_members
-from replay.diff.paired_rewards import Pair, Scored, Side
+from pool.core.groups import GroupRules
+from replay.diff.paired_rewards import RewardPair, Side, SideReward
 
 EQUAL = 1e-6
-"""Rewards that differ by no more teach nothing, and have not changed."""
-EDGES = (-1.0, -0.5, -0.1, -EQUAL, EQUAL, 0.1, 0.5, 1.0)
+"""Rewards that differ by no more count as equal."""
+BIN_EDGES = (-1.0, -0.5, -0.1, -EQUAL, EQUAL, 0.1, 0.5, 1.0)
 
-What = Literal["becomes trainable", "is no longer trainable", "changes sign"]
+GroupChange = Literal["becomes trainable", "is no longer trainable", "changes sign"]
 Change = TypeVar("Change")
 
 
 class Moments(msgspec.Struct):
-    """Mean and spread of numbers that pass by, without keeping them."""
+    """Mean and spread of a stream of numbers (Welford's algorithm)."""
 
     count: int = 0
     mean: float = 0.0
@@ -43,7 +45,7 @@ class Moments(msgspec.Struct):
 
 
 class Largest(Generic[Change]):
-    """The first of as many changes as pass by; of equal ones, those that lie first in the log."""
+    """The largest `limit` changes of a stream; of equal ones, those that are first in the log."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -73,7 +75,7 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 class FunctionRewards(msgspec.Struct, frozen=True):
-    """What one version of a function gave, on one side."""
+    """The rewards that one version of a function gave on one side."""
 
     side: Side
     name: str
@@ -82,7 +84,7 @@ class FunctionRewards(msgspec.Struct, frozen=True):
 
 
 class Bin(msgspec.Struct, frozen=True):
-    """Changes from `low` on, up to but without `high`; None: no limit."""
+    """The number of changes in [low, high); None means no limit."""
 
     low: float | None
     high: float | None
@@ -103,8 +105,8 @@ class ChangedGroup(msgspec.Struct, frozen=True):
     prompt_uid: str
     partition: int
     first_offset: int
-    """Of the oldest record of it in `steps`."""
-    what: What
+    """Of its oldest record in `steps`."""
+    change: GroupChange = msgspec.field(name="what")
     members: int
     flipped: int
     """Members that change sign."""
@@ -134,7 +136,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Comparer:
-    """Takes the trajectories of one prompt after the other; `limit` changes of each kind are kept."""
+    """Compares the trajectories of one prompt after the other; keeps `limit` changes of each kind."""
 
     def __init__(self, rules: GroupRules, limit: int) -> None:
         self._rules = rules
@@ -142,16 +144,16 @@ class Comparer:
         self._present = {(True, True): 0, (True, False): 0, (False, True): 0}
         self._old, self._new = Moments(), Moments()
         self._product = 0.0
-        self._bins = [0] * (len(EDGES) + 1)
+        self._bins = [0] * (len(BIN_EDGES) + 1)
         self._flipped = self._groups = 0
         self._trainable = {(True, True): 0, (True, False): 0, (False, True): 0, (False, False): 0}
         self._sign_groups = 0
-        self._changed_groups: dict[What, Largest[ChangedGroup]] = {
-            what: Largest(limit) for what in get_args(What)
+        self._changed_groups: dict[GroupChange, Largest[ChangedGroup]] = {
+            change: Largest(limit) for change in get_args(GroupChange)
         }
         self._changed_trajectories: Largest[ChangedTrajectory] = Largest(limit)
 
-    def add(self, pairs: Sequence[Pair]) -> None:
+    def add(self, pairs: Sequence[RewardPair]) -> None:
         for pair in pairs:
             self._present[pair.old is not None, pair.new is not None] += 1
             if pair.old is not None and pair.new is not None:
@@ -159,25 +161,25 @@ class Comparer:
         for group in fill(pairs, self._rules.group_size):
             self._compare_group(group)
 
-    def _compare(self, pair: Pair, old: float | None, new: float | None) -> None:
+    def _compare(self, pair: RewardPair, old: float | None, new: float | None) -> None:
         if old is None or new is None:
             return
         before = old - self._old.mean
         self._old.add(old)
         self._new.add(new)
         self._product += before * (new - self._new.mean)
-        self._bins[sum(new - old >= edge for edge in EDGES)] += 1
+        self._bins[sum(new - old >= edge for edge in BIN_EDGES)] += 1
         if abs(new - old) >= EQUAL:
             changed = ChangedTrajectory(
                 pair.uid, pair.prompt, pair.partition, pair.offset, old, new
             )
             self._changed_trajectories.add(abs(new - old), pair.partition, pair.offset, changed)
 
-    def _compare_group(self, group: Sequence[Pair]) -> None:
+    def _compare_group(self, group: Sequence[RewardPair]) -> None:
         size = group[0].size or self._rules.group_size
-        wanted = required_members(self._rules.quorum, size)
-        old = signs([pair.old for pair in group], wanted)
-        new = signs([pair.new for pair in group], wanted)
+        quorum = max(2, math.ceil(round(self._rules.quorum * size, 6)))
+        old = signs([pair.old for pair in group], quorum)
+        new = signs([pair.new for pair in group], quorum)
         flipped = sum(a * b < 0 for a, b in zip(old, new, strict=True))
         self._groups += 1
         self._flipped += flipped
@@ -191,10 +193,12 @@ class Comparer:
         elif flipped:
             self._note(group, "changes sign", flipped)
 
-    def _note(self, group: Sequence[Pair], what: What, flipped: int) -> None:
+    def _note(self, group: Sequence[RewardPair], change: GroupChange, flipped: int) -> None:
         first = min(pair.began for pair in group)
-        found = ChangedGroup(group[0].prompt, group[0].partition, first, what, len(group), flipped)
-        self._changed_groups[what].add(flipped, found.partition, found.first_offset, found)
+        changed = ChangedGroup(
+            group[0].prompt, group[0].partition, first, change, len(group), flipped
+        )
+        self._changed_groups[change].add(flipped, changed.partition, first, changed)
 
     def comparison(
         self, old_topic: str, new_topic: str, functions: Sequence[FunctionRewards]
@@ -208,7 +212,7 @@ class Comparer:
             old=Distribution.of(self._old),
             new=Distribution.of(self._new),
             correlation=self._correlation(),
-            changes=list(map(Bin, (None, *EDGES), (*EDGES, None), self._bins)),
+            changes=list(map(Bin, (None, *BIN_EDGES), (*BIN_EDGES, None), self._bins)),
             flipped=self._flipped,
             groups=self._groups,
             trainable_old=self._trainable[True, True] + self._trainable[True, False],
@@ -217,7 +221,9 @@ class Comparer:
             no_longer_trainable=self._trainable[True, False],
             change_sign=self._sign_groups,
             functions=list(functions),
-            changed_groups=[one for kept in self._changed_groups.values() for one in kept.sorted()],
+            changed_groups=[
+                changed for largest in self._changed_groups.values() for changed in largest.sorted()
+            ],
             changed_trajectories=self._changed_trajectories.sorted(),
         )
 
@@ -226,9 +232,10 @@ class Comparer:
         return self._product / math.sqrt(both) if both > 0 else None
 
 
-def fill(pairs: Iterable[Pair], default_size: int) -> Iterator[list[Pair]]:
-    """Groups of one prompt. Who began before a group was full, and ended after, is late."""
-    group: list[Pair] = []
+def fill(pairs: Iterable[RewardPair], default_size: int) -> Iterator[list[RewardPair]]:
+    """The groups of one prompt. A trajectory that began before a group was full and ended after is
+    late, and belongs to none."""
+    group: list[RewardPair] = []
     closed_at = 0
     for pair in pairs:
         if pair.began < closed_at:
@@ -241,11 +248,11 @@ def fill(pairs: Iterable[Pair], default_size: int) -> Iterator[list[Pair]]:
         yield group
 
 
-def signs(members: Sequence[Scored | None], wanted: int) -> list[int]:
-    """Of each member's advantage; 0 for all when the group is not trainable."""
+def signs(members: Sequence[SideReward | None], quorum: int) -> list[int]:
+    """The sign of each member's advantage; all 0 if the group is not trainable."""
     rewards = [m.reward if m is not None and m.is_usable else None for m in members]
     usable = [reward for reward in rewards if reward is not None]
-    if len(usable) < wanted or max(usable) - min(usable) <= EQUAL:
+    if len(usable) < quorum or max(usable) - min(usable) <= EQUAL:
         return [0] * len(members)
     mean = sum(usable) / len(usable)
     return [0 if reward is None else _sign(reward - mean) for reward in rewards]

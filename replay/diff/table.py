@@ -1,4 +1,4 @@
-"""A comparison as a person sees it, at 80 columns."""
+"""Draws a comparison for a terminal, within 80 columns."""
 
 from collections.abc import Iterator
 
@@ -8,111 +8,117 @@ from rich.text import Text
 
 from replay.diff.comparison import Bin, ChangedGroup, ChangedTrajectory, Comparison, Distribution
 
-BAR = 30
+BAR_WIDTH = 30
 
 
 class DiffTable:
-    def __init__(self, found: Comparison) -> None:
-        self._found = found
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Group(*self._parts())
+        yield Group(*self._sections())
 
-    def _parts(self) -> Iterator[RenderableType]:
-        found = self._found
-        yield Text.assemble(("old ", "dim"), found.old_topic, ("   new ", "dim"), found.new_topic)
+    def _sections(self) -> Iterator[RenderableType]:
+        comparison = self._comparison
+        yield Text.assemble(
+            ("old ", "dim"), comparison.old_topic, ("   new ", "dim"), comparison.new_topic
+        )
         yield Text(
-            f"{found.in_both:,} trajectories in both, {found.only_old:,} only in old, "
-            f"{found.only_new:,} only in new"
+            f"{comparison.in_both:,} trajectories in both, {comparison.only_old:,} only in old, "
+            f"{comparison.only_new:,} only in new"
         )
         yield Text()
-        yield self._rewards()
-        yield Text(f"correlation {_number(found.correlation)}")
+        yield self._rewards_table()
+        yield Text(f"correlation {_format_number(comparison.correlation)}")
         yield Text()
-        yield changes(found.changes)
+        yield _changes_table(comparison.changes)
         yield Text()
-        yield from self._groups()
-        if found.changed_trajectories:
+        yield from self._groups_section()
+        if comparison.changed_trajectories:
             yield Text()
-            yield trajectories(found.changed_trajectories)
+            yield _trajectories_table(comparison.changed_trajectories)
 
-    def _rewards(self) -> Table:
-        drawn = _table("", "version", "scored", "mean", "spread", left=2)
-        _add(drawn, "old", "", *_row(self._found.old))
-        _add(drawn, "new", "", *_row(self._found.new))
-        for one in self._found.functions:
-            _add(drawn, f"{one.side}: {one.name}", one.version, *_row(one.rewards))
-        return drawn
+    def _rewards_table(self) -> Table:
+        table = _new_table("", "version", "scored", "mean", "spread", text_columns=2)
+        _add_row(table, "old", "", *_distribution_cells(self._comparison.old))
+        _add_row(table, "new", "", *_distribution_cells(self._comparison.new))
+        for function in self._comparison.functions:
+            name = f"{function.side}: {function.name}"
+            _add_row(table, name, function.version, *_distribution_cells(function.rewards))
+        return table
 
-    def _groups(self) -> Iterator[RenderableType]:
-        found = self._found
+    def _groups_section(self) -> Iterator[RenderableType]:
+        comparison = self._comparison
         yield Text(
-            f"{found.groups:,} groups: trainable in old {found.trainable_old:,}, "
-            f"in new {found.trainable_new:,}"
+            f"{comparison.groups:,} groups: trainable in old {comparison.trainable_old:,}, "
+            f"in new {comparison.trainable_new:,}"
         )
         yield Text(
-            f"{found.become_trainable:,} become trainable, {found.no_longer_trainable:,} are no "
-            f"longer, {found.change_sign:,} change sign ({found.flipped:,} trajectories)"
+            f"{comparison.become_trainable:,} become trainable, "
+            f"{comparison.no_longer_trainable:,} are no longer, "
+            f"{comparison.change_sign:,} change sign ({comparison.flipped:,} trajectories)"
         )
-        if found.changed_groups:
-            yield groups(found.changed_groups)
+        if comparison.changed_groups:
+            yield _groups_table(comparison.changed_groups)
 
 
-def changes(bins: list[Bin]) -> Table:
-    drawn = _table("change", "trajectories", "", left=1)
-    most = max(1, *(one.count for one in bins))
-    for one in bins:
-        _add(drawn, _label(one), f"{one.count:,}", "▇" * round(BAR * one.count / most))
-    return drawn
+def _changes_table(bins: list[Bin]) -> Table:
+    table = _new_table("change", "trajectories", "", text_columns=1)
+    largest = max(1, *(each.count for each in bins))
+    for each in bins:
+        bar = "▇" * round(BAR_WIDTH * each.count / largest)
+        _add_row(table, _bin_label(each), f"{each.count:,}", bar)
+    return table
 
 
-def groups(found: list[ChangedGroup]) -> Table:
-    drawn = _table("group", "", "steps", "members", "change sign", left=2)
-    for one in found:
-        place = f"{one.partition}:{one.first_offset}"
-        _add(drawn, one.prompt_uid, one.what, place, str(one.members), str(one.flipped))
-    return drawn
+def _groups_table(groups: list[ChangedGroup]) -> Table:
+    table = _new_table("group", "", "steps", "members", "change sign", text_columns=2)
+    for group in groups:
+        position = f"{group.partition}:{group.first_offset}"
+        counts = (str(group.members), str(group.flipped))
+        _add_row(table, group.prompt_uid, group.change, position, *counts)
+    return table
 
 
-def trajectories(found: list[ChangedTrajectory]) -> Table:
-    drawn = _table("trajectory", "prompt", "steps", "old", "new", "change", left=2)
-    for one in found:
-        rewards = (_number(one.old), _number(one.new), f"{one.new - one.old:+.4g}")
-        place = f"{one.partition}:{one.offset}"
-        _add(drawn, one.trajectory_uid, one.prompt_uid, place, *rewards)
-    return drawn
+def _trajectories_table(trajectories: list[ChangedTrajectory]) -> Table:
+    table = _new_table("trajectory", "prompt", "steps", "old", "new", "change", text_columns=2)
+    for changed in trajectories:
+        position = f"{changed.partition}:{changed.offset}"
+        change = f"{changed.new - changed.old:+.4g}"
+        rewards = (_format_number(changed.old), _format_number(changed.new), change)
+        _add_row(table, changed.trajectory_uid, changed.prompt_uid, position, *rewards)
+    return table
 
 
-def _table(*names: str, left: int) -> Table:
-    """The first columns are text, and the others numbers."""
-    drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for at, name in enumerate(names):
-        drawn.add_column(
-            name, justify="left" if at < left or not name else "right", overflow="fold"
-        )
-    return drawn
+def _new_table(*names: str, text_columns: int) -> Table:
+    """The first columns are text and the others numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for index, name in enumerate(names):
+        is_text = index < text_columns or not name
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
+    return table
 
 
-def _add(drawn: Table, *cells: str) -> None:
-    """As text, since agents may name their prompts in what rich takes for markup."""
-    drawn.add_row(*map(Text, cells))
+def _add_row(table: Table, *cells: str) -> None:
+    """As plain text, since prompt names of agents may look like rich markup."""
+    table.add_row(*map(Text, cells))
 
 
-def _row(rewards: Distribution) -> tuple[str, str, str]:
-    return f"{rewards.count:,}", _number(rewards.mean), _number(rewards.spread)
+def _distribution_cells(rewards: Distribution) -> tuple[str, str, str]:
+    return f"{rewards.count:,}", _format_number(rewards.mean), _format_number(rewards.spread)
 
 
-def _label(one: Bin) -> str:
-    if one.low is None or one.high is None:
-        return f"below {one.high:+g}" if one.low is None else f"{one.low:+g} and more"
-    if one.low < 0 < one.high:
+def _bin_label(each: Bin) -> str:
+    if each.low is None or each.high is None:
+        return f"below {each.high:+g}" if each.low is None else f"{each.low:+g} and more"
+    if each.low < 0 < each.high:
         return "equal"
-    return f"{_edge(one.low)} to {_edge(one.high)}"
+    return f"{_format_edge(each.low)} to {_format_edge(each.high)}"
 
 
-def _edge(value: float) -> str:
+def _format_edge(value: float) -> str:
     return "0" if abs(value) < 1e-3 else f"{value:+g}"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"

@@ -165,7 +165,7 @@ def test_a_deleted_trajectory_is_nowhere_and_the_rest_is_where_it_was(log: Log) 
     assert isinstance(scrubbed, Decision)
     assert [m.trajectory_uid for m in scrubbed.groups[0].members] == ["deleted", "before"]
     assert [m.offsets for m in scrubbed.groups[0].members] == [[2, 5], [0, 1]]
-    assert any("proven: none of the" in line for line in told)
+    assert any("Verified: none of the" in line for line in told)
 
     reader = Consumer(log.copy.confluent(group_id=log.group))
     asked = [TopicPartition(log.copy.topic_name(STEPS), at.partition) for at in committed]
@@ -207,8 +207,8 @@ def test_consumers_go_on_with_the_copy(log: Log) -> None:
 
 def test_a_tenant_goes_with_all_that_names_it(log: Log) -> None:
     told = log.delete(tenant="acme", dry_run=True, into_prefix=None)
-    assert f"{log.connection.topic_name(STEPS)}: 4 records would go" in told
-    assert topics.find_topics(log.copy) == {}
+    assert f"{log.connection.topic_name(STEPS)}: 4 records would be deleted" in told
+    assert topics.find(log.copy) == {}
     log.delete(tenant="acme")
     left = repr(everything(log.copy).values())
     assert "acme" not in left
@@ -228,7 +228,7 @@ import os, signal, sys
 from replay.deletion import topic_copy
 from replay.deletion.command import delete
 from replay.settings import DeleteSettings
-put, left = topic_copy.Copy._put, int(sys.argv[4])
+put, left = topic_copy.TopicCopy._put, int(sys.argv[4])
 def killing(self, *given):
     global left
     put(self, *given)
@@ -236,7 +236,7 @@ def killing(self, *given):
     if not left:
         self._producer.flush(30)
         os.kill(os.getpid(), signal.SIGKILL)
-topic_copy.Copy._put = killing
+topic_copy.TopicCopy._put = killing
 prefix = sys.argv[2]
 delete(DeleteSettings(bootstrap=sys.argv[1], topic_prefix=prefix,
     into_prefix=f"copy-{prefix}", trajectory=(sys.argv[3],)), print)
@@ -267,7 +267,7 @@ def live_records(connection: Connection, topic: str) -> list[Record]:
 
 def test_a_copy_that_was_begun_otherwise_is_refused(log: Log) -> None:
     log.delete(trajectory=("nobody",))
-    with pytest.raises(Fatal, match=r"\S+ still names what must go, in \d records: offset"):
+    with pytest.raises(Fatal, match=r"\S+ still names deleted data in \d records: offset"):
         log.delete(trajectory=(log.uid,))
 
 

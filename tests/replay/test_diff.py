@@ -16,7 +16,7 @@ from pool.core.trajectories import annotate
 from pool.topics import REWARDED, STEPS
 from replay.diff.command import compare, diff
 from replay.diff.comparison import ChangedGroup, Comparer, Comparison, fill, signs
-from replay.diff.paired_rewards import Pair, Scored
+from replay.diff.paired_rewards import RewardPair, SideReward
 from replay.diff.table import DiffTable
 from replay.settings import DiffSettings
 from schemas import Record, Reward, TrajectoryEnd
@@ -29,9 +29,9 @@ OLD = {"a1": 0, "a2": 1, "b1": 1, "b2": 1, "c1": 0, "c2": 1, "d1": 0, "d2": 1, "
 NEW = {"a1": 1, "a2": 0, "b1": 0, "b2": 1, "c1": 1, "c2": 1, "d1": 0, "d2": 1, "f1": 1}
 
 
-def member(at: int, old: float | None, new: float | None, began: int | None = None) -> Pair:
+def member(at: int, old: float | None, new: float | None, began: int | None = None) -> RewardPair:
     began = at - 1 if began is None else began
-    return Pair(0, at, began, f"t{at}", "p", 2, Scored(True, old), Scored(True, new))
+    return RewardPair(0, at, began, f"t{at}", "p", 2, SideReward(True, old), SideReward(True, new))
 
 
 def test_a_trajectory_that_began_before_its_group_was_full_is_late() -> None:
@@ -40,9 +40,9 @@ def test_a_trajectory_that_began_before_its_group_was_full_is_late() -> None:
 
 
 def test_signs_need_enough_members_and_rewards_that_differ() -> None:
-    assert signs([Scored(True, 1.0), Scored(True, 0.0), None], 2) == [1, -1, 0]
-    assert signs([Scored(True, 1.0), Scored(False, 0.0)], 2) == [0, 0]
-    assert signs([Scored(True, 1.0), Scored(True, 1.0)], 2) == [0, 0]
+    assert signs([SideReward(True, 1.0), SideReward(True, 0.0), None], 2) == [1, -1, 0]
+    assert signs([SideReward(True, 1.0), SideReward(False, 0.0)], 2) == [0, 0]
+    assert signs([SideReward(True, 1.0), SideReward(True, 1.0)], 2) == [0, 0]
 
 
 def test_the_largest_changes_are_kept_and_no_more() -> None:
@@ -115,7 +115,7 @@ def test_the_numbers_of_a_log_made_by_hand(
     assert (found.groups, found.trainable_old, found.trainable_new) == (6, 3, 3)
     assert (found.become_trainable, found.no_longer_trainable) == (1, 1)
     assert (found.change_sign, found.flipped) == (1, 2)
-    what = {group.prompt_uid: group.what for group in found.changed_groups}
+    changes = {group.prompt_uid: group.change for group in found.changed_groups}
     assert what == {"b": "becomes trainable", "c": "is no longer trainable", "a": "changes sign"}
     assert {one.trajectory_uid for one in found.changed_trajectories} == {"a1", "a2", "b1", "c1"}
     assert [(f.side, f.name, f.version, f.rewards.count) for f in found.functions] == [

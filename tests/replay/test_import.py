@@ -49,7 +49,7 @@ def test_a_round_trip_changes_nothing_but_places(
     log: Connection, other: Connection, tmp_path: Path, per: str, format: str
 ) -> None:
     first = exported(log, tmp_path / "first", per=per, format=format)
-    assert "1 were invalid, or" in import_(other, tmp_path / "first")
+    assert "1 trajectories were invalid, or" in import_(other, tmp_path / "first")
     second = exported(other, tmp_path / "second", per=per, format=format)
     assert whole(second) == whole(first)
     assert all(m.headers[0][0] == ORIGIN_HEADER for m in messages(other, STEPS))
