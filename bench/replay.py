@@ -79,7 +79,7 @@ async def fill(connection: Connection, groups: int) -> None:
 
 def scan(connection: Connection) -> int:
     codec, count = connection.codec(), 0
-    assemblers = {n: GroupAssembler() for n in range(find(connection)[STEPS].partitions)}
+    assemblers = {n: GroupAssembler() for n in range(find_topics(connection)[STEPS].partitions)}
     with Scan(connection, STEPS, stored_ranges(connection, STEPS)) as messages:
         for message in messages:
             one = received(message, codec)

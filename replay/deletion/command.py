@@ -49,7 +49,7 @@ def delete(settings: DeleteSettings, say: Callable[[str], None] = print_line) ->
     groups = copy_offsets(settings, copy, names)
     say(f"Copied the offsets of {len(groups)} groups{': ' if groups else ''}{', '.join(groups)}.")
     if settings.and_delete_original:
-        topics.delete(settings, names)
+        topics.delete_topics(settings, names)
         say(f"Deleted all topics of {settings.topic_prefix}*.")
     say(f"Start the services with topic_prefix = {copy.topic_prefix}")
 
@@ -64,7 +64,9 @@ def _copy_topic(
     copied_ends = {number: copied.end for number, copied in stored_ranges(copy, topic).items()}
     counts = TopicCopy(original, copy, topic, ranges, copied_ends, criteria).run()
     # The copy must not keep records that the original has lost to retention.
-    topics.cut(copy, topic, {number: stored.first for number, stored in ranges.items()})
+    topics.delete_records_before(
+        copy, topic, {number: stored.first for number, stored in ranges.items()}
+    )
     return counts
 
 
@@ -96,7 +98,10 @@ def _find_tenants_trajectories(
 
 def _records(connection: Connection, topic: str, ranges: OffsetRanges) -> Iterator[Record]:
     codec = connection.codec()
-    with Scan(connection, topic, ranges) as scan, bar(f"reading {topic}", scan.total) as update:
+    with (
+        Scan(connection, topic, ranges) as scan,
+        show_progress(f"reading {topic}", scan.total) as update,
+    ):
         for message in scan:
             value = message.value()
             if value is not None and (record := decode_or_none(codec, value)) is not None:

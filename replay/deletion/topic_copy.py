@@ -69,7 +69,7 @@ class TopicCopy:
         }
         with (
             Scan(self._original, self._topic, remaining) as scan,
-            bar(self._topic, scan.total) as update,
+            show_progress(self._topic, scan.total) as update,
         ):
             for message in scan:
                 self._copy(message)

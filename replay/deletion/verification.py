@@ -11,12 +11,15 @@ MAX_POSITIONS_SHOWN = 5
 
 
 def verify_topic(
-    connection: Connection, topic: str, spans: dict[int, OffsetRange], criteria: DeletionCriteria
+    connection: Connection, topic: str, ranges: dict[int, OffsetRange], criteria: DeletionCriteria
 ) -> int:
     """Returns the number of checked records; raises Fatal with the positions of matching ones."""
     codec = connection.codec()
     checked, positions = 0, []
-    with Scan(connection, topic, spans) as scan, bar(f"verifying {topic}", scan.total) as update:
+    with (
+        Scan(connection, topic, spans) as scan,
+        show_progress(f"verifying {topic}", scan.total) as update,
+    ):
         for message in scan:
             checked += 1
             value = message.value()

@@ -35,7 +35,7 @@ def compare(settings: DiffSettings) -> Comparison:
     }
     layouts = topics.check(settings)
     for topic in sides.values():
-        topics.check_twin(layouts, settings, topic)
+        topics.check_rewarded_topic(layouts, settings, topic)
     ranges = find_ranges(settings, STEPS, settings).spans
     pairs, functions = RewardPairs(), FunctionStatistics()
     for side, topic in sides.items():

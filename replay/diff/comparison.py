@@ -15,7 +15,7 @@ from typing import Generic, Literal, TypeVar, get_args
 
 import msgspec
 
-from pool.core.groups import GroupRules
+from pool.core.groups import GroupRules, required_members
 from replay.diff.paired_rewards import RewardPair, Side, SideReward
 
 EQUAL = 1e-6
@@ -177,7 +177,7 @@ class Comparer:
 
     def _compare_group(self, group: Sequence[RewardPair]) -> None:
         size = group[0].size or self._rules.group_size
-        quorum = max(2, math.ceil(round(self._rules.quorum * size, 6)))
+        quorum = required_members(self._rules.quorum, size)
         old = signs([pair.old for pair in group], quorum)
         new = signs([pair.new for pair in group], quorum)
         flipped = sum(a * b < 0 for a, b in zip(old, new, strict=True))

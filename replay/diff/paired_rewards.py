@@ -90,7 +90,7 @@ class RewardPairs:
         self._file.execute(ADD_TRAJECTORY.format(side), (*offsets, *ids, *scored))
         for received in trajectory.feedback:
             assert isinstance(received.record, Feedback)
-            position = source(received)
+            position = source_position(received)
             self._add_feedback(side, received.record, position.partition, position.offset)
 
     def _add_feedback(self, side: Side, feedback: Feedback, partition: int, offset: int) -> None:
@@ -106,7 +106,7 @@ class RewardPairs:
 
 
 def _position(stray: StrayRecord) -> tuple[int, int]:
-    position = source(stray.received)
+    position = source_position(stray.received)
     return position.partition, position.offset
 
 

@@ -50,14 +50,14 @@ def export(settings: ExportSettings) -> str:
 
 def _trajectories(dataset: Dataset, late: LateFeedback) -> Iterator[Trajectory]:
     """The trajectories of the data set; Feedback outside of them is collected in `late`."""
-    with bar("exporting", dataset.scan.total) as update:
+    with show_progress("exporting", dataset.scan.total) as update:
         for number, item in enumerate(dataset.items()):
             if isinstance(item, Trajectory):
                 yield item
             elif isinstance(item.received.record, Feedback):
                 late.add(item.received)
             else:
-                yield from dataset.posted(item)
+                yield from dataset.posted_trajectories(item)
             if number % BAR_INTERVAL == 0:
                 update(dataset.scan.done)
 

@@ -73,7 +73,7 @@ def with_late_feedback(row: AmendableRow, late: Iterable[Received]) -> Amendable
 def _feedback_rows(records: Iterable[Received]) -> list[FeedbackRow]:
     """In the order of `steps`, without duplicates; the first copy counts, as everywhere in the log."""
     distinct: dict[str, FeedbackRow] = {}
-    for received in sorted(records, key=source):
+    for received in sorted(records, key=source_position):
         row = _feedback_row(received)
         distinct.setdefault(row.feedback_id, row)
     return list(distinct.values())

@@ -44,7 +44,7 @@ def import_files(settings: ImportSettings) -> str:
     if settings.dry_run:
         return f"{steps:,} Steps can be imported"
     if settings.rewards is not None:
-        topics.create_twin(settings, settings.rewards)
+        topics.create_rewarded_topic(settings, settings.rewards)
     summary = importer.write(files, steps)
     if skipped:
         summary += f"; {skipped:,} trajectories were invalid, or posted by an environment: left out"
@@ -105,7 +105,7 @@ class Importer:
             probe=lambda stage: None,
         )
         self._read_present()  # creating the transactions has ended those of an earlier import
-        with bar("importing", steps) as update:
+        with show_progress("importing", steps) as update:
             for chunk in _chunks(self._new(files, counts)):
                 transactions.write(chunk)
                 update(counts.steps + counts.present_steps)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from pool.core.prompts import delta
+from pool.core.prompts import encode_prompt
 from replay.dataset.rows import ExportedTrajectory, StepRow, TrajectoryRow
 from schemas import Feedback, Record, Step, StepNote, TrajectoryEnd
 from schemas.packing import ID_BYTES

@@ -208,7 +208,7 @@ def test_consumers_go_on_with_the_copy(log: Log) -> None:
 def test_a_tenant_goes_with_all_that_names_it(log: Log) -> None:
     told = log.delete(tenant="acme", dry_run=True, into_prefix=None)
     assert f"{log.connection.topic_name(STEPS)}: 4 records would be deleted" in told
-    assert topics.find(log.copy) == {}
+    assert topics.find_topics(log.copy) == {}
     log.delete(tenant="acme")
     left = repr(everything(log.copy).values())
     assert "acme" not in left

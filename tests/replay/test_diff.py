@@ -116,7 +116,7 @@ def test_the_numbers_of_a_log_made_by_hand(
     assert (found.become_trainable, found.no_longer_trainable) == (1, 1)
     assert (found.change_sign, found.flipped) == (1, 2)
     changes = {group.prompt_uid: group.change for group in found.changed_groups}
-    assert what == {"b": "becomes trainable", "c": "is no longer trainable", "a": "changes sign"}
+    assert changes == {"b": "becomes trainable", "c": "is no longer trainable", "a": "changes sign"}
     assert {one.trajectory_uid for one in found.changed_trajectories} == {"a1", "a2", "b1", "c1"}
     assert [(f.side, f.name, f.version, f.rewards.count) for f in found.functions] == [
         ("old", "f", "1", 9),
