@@ -10,7 +10,3 @@ A reward function gets a whole trajectory and returns what it is worth:
 The classes that reward functions use (Trajectory, TrajectoryStep, Reward, RewardFailed,
 RewardUnavailable) are defined in `reward/api.py`; users import them from `steplog`.
 """
-
-from reward.api import Reward, RewardFailed, RewardUnavailable, Trajectory, TrajectoryStep
-
-__all__ = ["Reward", "RewardFailed", "RewardUnavailable", "Trajectory", "TrajectoryStep"]

@@ -17,7 +17,7 @@ def verify_topic(
     codec = connection.codec()
     checked, positions = 0, []
     with (
-        Scan(connection, topic, spans) as scan,
+        Scan(connection, topic, ranges) as scan,
         show_progress(f"verifying {topic}", scan.total) as update,
     ):
         for message in scan:

@@ -55,7 +55,7 @@ def rewards(tmp_path: Path) -> Path:
             """
             import asyncio, os, random, time
             from pathlib import Path
-            from reward import Reward, RewardUnavailable
+            from steplog import Reward, RewardUnavailable
 
             HERE = Path(__file__).parent
 

@@ -29,7 +29,7 @@ def rewards(tmp_path: Path) -> Path:
             f"""
             import os, time
             from pathlib import Path
-            from reward import Reward, RewardFailed, RewardUnavailable
+            from steplog import Reward, RewardFailed, RewardUnavailable
 
             def score(trajectory):
                 word = trajectory.uid

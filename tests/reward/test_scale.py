@@ -38,7 +38,7 @@ def rewards(tmp_path: Path) -> Path:
             """
             import asyncio, time
             from pathlib import Path
-            from reward import Reward
+            from steplog import Reward
 
             inside = most = 0
             full = asyncio.Event()

@@ -29,7 +29,7 @@ def functions(tmp_path: Path) -> Path:
         textwrap.dedent(
             """
             import time
-            from reward import Reward
+            from steplog import Reward
 
             def score(trajectory):
                 if "raise" in trajectory.text:
