@@ -1,7 +1,8 @@
-"""What became of a trajectory in a run, from the run's Decisions and the trajectory's records.
+"""The outcome of a trajectory in a run, from the run's Decisions and the trajectory's records.
 
-A Decision that names it says so in its own words. If none does, it waits, and offsets tell for what:
-a reward worker, its turn, the rest of its group; or the trainer passed over it, too old to be read.
+A Decision that names the trajectory has its verdict and reason. If none does, the trajectory waits, and
+offsets show for what: for a reward worker, for the trainer to read it, or for the rest of its group; or
+the trainer skipped it unread because it was too old.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,8 +14,8 @@ from schemas import DecidedGroup, Decision, Member, TrajectoryEnd
 from schemas.records import Verdict
 
 
-class Naming(NamedTuple):
-    """A Decision that names the trajectory; `group` is None where it stands outside of groups."""
+class Mention(NamedTuple):
+    """A Decision that names the trajectory; `group` is None if it names it outside of any group."""
 
     decision: Decision
     group: DecidedGroup | None
@@ -33,59 +34,64 @@ class Naming(NamedTuple):
         return self.member.offsets
 
 
-class Fate(NamedTuple):
+class TrajectoryOutcome(NamedTuple):
+    """What a run did with the trajectory. The fields are keys of the command's JSON output."""
+
     run: str
     verdict: Verdict | Literal["waiting", "passed_over"]
     reason: str
     decision: int | None = None
     version: int | None = None
-    """That it helped to train."""
+    """The version that it helped to train."""
     group: list[str] | None = None
-    """The trajectories that it was compared with, itself among them."""
+    """The trajectories that it was compared with, including itself."""
 
     def sentence(self) -> str:
-        where = f"run {self.run}: "
+        prefix = f"run {self.run}: "
         if self.verdict == "train":
-            mates = f"in a group of {len(self.group or ())}"
-            return f"{where}trained version {self.version}, {mates} (Decision {self.decision})"
+            size = len(self.group or ())
+            return (
+                f"{prefix}trained version {self.version}, in a group of {size} "
+                f"(Decision {self.decision})"
+            )
         if self.decision is None:
-            return f"{where}{self.verdict.replace('_', ' ')}: {self.reason}"
-        return f"{where}not trained, {self.verdict}: {self.reason} (Decision {self.decision})"
+            return f"{prefix}{self.verdict.replace('_', ' ')}: {self.reason}"
+        return f"{prefix}not trained, {self.verdict}: {self.reason} (Decision {self.decision})"
 
 
-def namings(decisions: Iterable[Decision], uid: str) -> list[Naming]:
-    """Of a trajectory, or of every trajectory of a posted group."""
-    return [naming for decision in decisions for naming in _namings(decision, uid)]
+def find_mentions(decisions: Iterable[Decision], uid: str) -> list[Mention]:
+    """The mentions of a trajectory, or of every trajectory of a posted group."""
+    return [mention for decision in decisions for mention in _mentions_in(decision, uid)]
 
 
-def _namings(decision: Decision, uid: str) -> Iterator[Naming]:
+def _mentions_in(decision: Decision, uid: str) -> Iterator[Mention]:
     for group in decision.groups:
         for member in group.members:
             if uid in (member.trajectory_uid, posted_group_uid(member.trajectory_uid)):
-                yield Naming(decision, group, member)
+                yield Mention(decision, group, member)
     for member in decision.others:
         if uid in (member.trajectory_uid, posted_group_uid(member.trajectory_uid)):
-            yield Naming(decision, None, member)
+            yield Mention(decision, None, member)
 
 
-def fates(
+def find_outcomes(
     run: str, decisions: Sequence[Decision], uid: str, copies: Sequence[Received]
-) -> list[Fate]:
-    """`decisions`: those of the run; `copies`: the trajectory's records in the topic that the run is
-    trained from."""
-    named = [_decided(naming) for naming in namings(decisions, uid)]
-    if any(fate.verdict == "lost" for fate in named):
-        # It was to be trained, and then was not.
-        named = [fate for fate in named if fate.verdict != "train"]
-    return named or [_undecided(run, decisions, copies)]
+) -> list[TrajectoryOutcome]:
+    """`decisions` are those of the run; `copies` are the trajectory's records in the topic that the run
+    trains from."""
+    decided = [_decided(mention) for mention in find_mentions(decisions, uid)]
+    if any(outcome.verdict == "lost" for outcome in decided):
+        # An earlier Decision chose it for training, but its records were lost before.
+        decided = [outcome for outcome in decided if outcome.verdict != "train"]
+    return decided or [_undecided(run, decisions, copies)]
 
 
-def _decided(naming: Naming) -> Fate:
-    decision, group, member = naming
+def _decided(mention: Mention) -> TrajectoryOutcome:
+    decision, group, member = mention
     if group is None or member.verdict != "train":
-        return Fate(decision.run, member.verdict, member.reason, decision.sequence)
+        return TrajectoryOutcome(decision.run, member.verdict, member.reason, decision.sequence)
     trained = [other.trajectory_uid for other in group.members if other.verdict == "train"]
-    return Fate(
+    return TrajectoryOutcome(
         decision.run,
         group.verdict,
         group.reason,
@@ -95,26 +101,35 @@ def _decided(naming: Naming) -> Fate:
     )
 
 
-def _undecided(run: str, decisions: Sequence[Decision], copies: Sequence[Received]) -> Fate:
+def _undecided(
+    run: str, decisions: Sequence[Decision], copies: Sequence[Received]
+) -> TrajectoryOutcome:
     if not decisions:
-        return Fate(run, "waiting", "the run has decided nothing yet")
+        return TrajectoryOutcome(run, "waiting", "the run has made no Decision yet")
     topic = decisions[-1].topic
-    ends = [one for one in copies if isinstance(one.record, TrajectoryEnd)]
+    ends = [copy for copy in copies if isinstance(copy.record, TrajectoryEnd)]
     if not ends:
-        return Fate(run, "waiting", f"it has not ended, or is not yet rewarded: {topic} has no End")
+        return TrajectoryOutcome(
+            run, "waiting", f"it has not ended, or is not scored yet: {topic} has no End"
+        )
     partition, offset = ends[0].partition, ends[0].offset
     for skipped in (s for decision in decisions for s in decision.skipped):
         if skipped.partition == partition and skipped.first <= offset < skipped.end:
             reason = (
-                f"it ends at {offset} of partition {partition}, and the trainer passed over "
+                f"its End is at offset {offset} of partition {partition}, and the trainer skipped "
                 f"{skipped.first} to {skipped.end} unread: too old, or deleted"
             )
-            return Fate(run, "passed_over", reason)
+            return TrajectoryOutcome(run, "passed_over", reason)
     committed = _committed(decisions, partition)
     if committed <= offset:
-        read = f"the last Decision had read partition {partition} up to {committed}"
-        return Fate(run, "waiting", f"{read}, and it ends at {offset}")
-    return Fate(run, "waiting", "it was read, and its group is not decided")
+        reason = (
+            f"the last Decision had read partition {partition} up to offset {committed}, and its End "
+            f"is at {offset}"
+        )
+        return TrajectoryOutcome(run, "waiting", reason)
+    return TrajectoryOutcome(
+        run, "waiting", "the trainer has read it, but not decided its group yet"
+    )
 
 
 def _committed(decisions: Sequence[Decision], partition: int) -> int:

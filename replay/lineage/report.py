@@ -1,4 +1,4 @@
-"""What is known of a trajectory, for people and for machines."""
+"""Reports what is known about a trajectory: as lines for people, or as a JSON document."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,137 +11,136 @@ from pool.core.scored_groups import UNKNOWN_WEIGHTS
 from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
 from pool.core.versions import Version
 from pool.topics import STEPS
-from replay.lineage.outcomes import Fate
-from replay.lineage.search import Traces
+from replay.lineage.outcomes import TrajectoryOutcome
+from replay.lineage.search import LoggedTrajectory
 from schemas import Feedback, Segment, Step
 from schemas.packing import ID_BYTES
 from schemas.plain import to_plain
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
-    traces: Traces
-    fates: list[Fate]
+class LineageReport:
+    logged: LoggedTrajectory
+    outcomes: list[TrajectoryOutcome]
 
     def document(self) -> dict[str, Any]:
         return {
-            "trajectory_uid": self.traces.uid,
-            **self._about(),
+            "trajectory_uid": self.logged.uid,
+            **self._overview(),
             "records": {
-                topic: {"partition": found[0].partition, "offsets": _offsets(found)}
-                for topic, found in self._places()
+                topic: {"partition": records[0].partition, "offsets": _offsets(records)}
+                for topic, records in self._by_topic()
             },
             "rewards": {
-                topic: _rewards(found) for topic, found in self._places() if topic != STEPS
+                topic: _rewards(records) for topic, records in self._by_topic() if topic != STEPS
             },
-            "fates": [fate._asdict() for fate in self.fates],
+            "fates": [outcome._asdict() for outcome in self.outcomes],
         }
 
     def lines(self) -> Iterator[str]:
-        about = self._about()
-        yield f"trajectory {self.traces.uid}: {_words(about)}"
-        if about["steps"]:
-            versions = ", ".join(f"{name} ({n})" for name, n in about["sampled_by"].items())
-            yield f"  {about['steps']} Steps, tokens by version: {versions or 'unknown'}"
-        if about["problem"]:
-            yield f"  invalid: {about['problem']}"
-        for topic, found in self._places():
-            offsets = ", ".join(map(str, _offsets(found)))
-            told = "" if topic == STEPS else _reward_words(_rewards(found))
-            yield f"  {topic}: partition {found[0].partition}, offsets {offsets}{told}"
-        if not self._places():
-            yield "  no records: the log has deleted them"
-        yield from (fate.sentence() for fate in self.fates)
+        overview = self._overview()
+        yield f"trajectory {self.logged.uid}: {_format_overview(overview)}"
+        if overview["steps"]:
+            versions = ", ".join(f"{name} ({n})" for name, n in overview["sampled_by"].items())
+            yield f"  {overview['steps']} Steps, tokens by version: {versions or 'unknown'}"
+        if overview["problem"]:
+            yield f"  invalid: {overview['problem']}"
+        for topic, records in self._by_topic():
+            offsets = ", ".join(map(str, _offsets(records)))
+            reward = "" if topic == STEPS else _format_reward(_rewards(records))
+            yield f"  {topic}: partition {records[0].partition}, offsets {offsets}{reward}"
+        if not self._by_topic():
+            yield "  no records: retention has deleted them"
+        yield from (outcome.sentence() for outcome in self.outcomes)
 
-    def _places(self) -> list[tuple[str, list[Received]]]:
-        places = [(STEPS, self.traces.steps), *self.traces.rewarded.items()]
-        return [(topic, found) for topic, found in places if found]
+    def _by_topic(self) -> list[tuple[str, list[Received]]]:
+        by_topic = [(STEPS, self.logged.steps), *self.logged.rewarded.items()]
+        return [(topic, records) for topic, records in by_topic if records]
 
-    def _about(self) -> dict[str, Any]:
-        """From `steps`; where these have expired, from a copy."""
-        found = next((found for _, found in self._places()), [])
-        closed = closing(found)[0]
-        said: list[Any] = [*self.traces.registrations, *(one.record for one in found)]
-        calls = [one.record for one in found if isinstance(one.record, Step)]
-        registered = next((r.status for r in reversed(self.traces.registrations) if r.status), None)
+    def _overview(self) -> dict[str, Any]:
+        """From the records in `steps`; if retention has deleted them, from a copy with rewards."""
+        received = next((records for _, records in self._by_topic()), [])
+        ended = _assemble(received)[0]
+        records: list[Any] = [*self.logged.registrations, *(each.record for each in received)]
+        steps = [record for record in records if isinstance(record, Step)]
+        registered = next((r.status for r in reversed(self.logged.registrations) if r.status), None)
         return {
-            "prompt_uid": said[0].prompt_uid if said else None,
-            "channel": said[0].channel if said else None,
-            "runs": sorted({record.run for record in said}),
-            "status": closed.end.status if closed is not None else registered,
-            "reason": closed.end.reason if closed is not None else None,
-            "problem": closed.problem if closed is not None else None,
-            "steps": len({step.step_id for step in calls}),
-            "sampled_by": _sampled_by(calls),
+            "prompt_uid": records[0].prompt_uid if records else None,
+            "channel": records[0].channel if records else None,
+            "runs": sorted({record.run for record in records}),
+            "status": ended.end.status if ended is not None else registered,
+            "reason": ended.end.reason if ended is not None else None,
+            "problem": ended.problem if ended is not None else None,
+            "steps": len({step.step_id for step in steps}),
+            "sampled_by": _tokens_by_version(steps),
         }
 
 
-def _offsets(found: Sequence[Received]) -> list[int]:
-    """One record holds a whole group that was posted."""
-    return list(dict.fromkeys(one.offset for one in found))
+def _offsets(records: Sequence[Received]) -> list[int]:
+    """Without duplicates: the records of a posted group share one offset."""
+    return list(dict.fromkeys(received.offset for received in records))
 
 
-def closing(found: Sequence[Received]) -> tuple[Trajectory | None, list[Received]]:
-    """The trajectory, if it has ended, and the Feedback that came afterwards."""
-    assembler, closed, later = TrajectoryAssembler(), None, []
-    for one in found:
-        item = assembler.feed(one)
+def _assemble(records: Sequence[Received]) -> tuple[Trajectory | None, list[Received]]:
+    """The trajectory, if it has ended, and the Feedback after its End."""
+    assembler, ended, late_feedback = TrajectoryAssembler(), None, []
+    for received in records:
+        item = assembler.feed(received)
         if isinstance(item, Trajectory):
-            closed = closed or item
-        elif isinstance(item, StrayRecord) and isinstance(one.record, Feedback):
-            later.append(one)
-    return closed, later
+            ended = ended or item
+        elif isinstance(item, StrayRecord) and isinstance(received.record, Feedback):
+            late_feedback.append(received)
+    return ended, late_feedback
 
 
-def _sampled_by(steps: Sequence[Step]) -> dict[str, int]:
-    """Tokens of each version."""
-    found: Counter[str] = Counter()
+def _tokens_by_version(steps: Sequence[Step]) -> dict[str, int]:
+    tokens: Counter[str] = Counter()
     for step in {step.step_id: step for step in steps}.values():
-        ends = [*(segment.first_token for segment in step.segments[1:]), _tokens(step)]
+        ends = [*(segment.first_token for segment in step.segments[1:]), _response_length(step)]
         for segment, end in zip(step.segments, ends, strict=False):
-            found[_name(segment)] += end - segment.first_token
-    return dict(found)
+            tokens[_version_name(segment)] += end - segment.first_token
+    return dict(tokens)
 
 
-def _tokens(step: Step) -> int:
+def _response_length(step: Step) -> int:
     return len(step.response_ids) // ID_BYTES
 
 
-def _name(segment: Segment) -> str:
-    """Who posts groups does not say which weights sampled them."""
-    is_known = segment not in UNKNOWN_WEIGHTS
+def _version_name(segment: Segment) -> str:
+    """`unknown` for posted groups: they do not say which weights sampled them."""
+    is_known = segment not in UNKNOWN
     return str(Version(segment.incarnation, segment.version)) if is_known else "unknown"
 
 
-def _rewards(found: Sequence[Received]) -> dict[str, Any]:
-    """What it counts with, and what that is made of."""
-    closed, later = closing(found)
-    if closed is None:
+def _rewards(records: Sequence[Received]) -> dict[str, Any]:
+    """The reward with which the trajectory counts, and its components."""
+    ended, late_feedback = _assemble(records)
+    if ended is None:
         return {"reward": None, "expected": None, "rewards": [], "feedback": []}
-    group = Group(closed.prompt_uid, found[0].partition, 1, {closed.uid: closed}, later)
+    group = Group(ended.prompt_uid, records[0].partition, 1, {ended.uid: ended}, late_feedback)
     return {
-        "reward": group.reward(closed),
-        "expected": closed.end.reward_expected,
-        "rewards": to_plain(closed.end)["rewards"],
-        "feedback": [feedback_of(one).reward for one in (*closed.feedback, *later)],
+        "reward": group.reward(ended),
+        "expected": ended.end.reward_expected,
+        "rewards": to_plain(ended.end)["rewards"],
+        "feedback": [feedback_of(r).reward for r in (*ended.feedback, *late_feedback)],
     }
 
 
-def _reward_words(rewards: dict[str, Any]) -> str:
+def _format_reward(rewards: dict[str, Any]) -> str:
     if rewards["reward"] is None:
-        return ", its reward is still to come" if rewards["expected"] else ", no reward"
-    parts = [f"{one['name']} {one['version']}".strip() for one in rewards["rewards"]]
-    values = [
-        f"{name}: {one['value']}" for name, one in zip(parts, rewards["rewards"], strict=True)
+        return ", its reward is pending" if rewards["expected"] else ", no reward"
+    components = [
+        f"{' '.join(filter(None, (reward['name'], reward['version'])))}: {reward['value']}"
+        for reward in rewards["rewards"]
     ]
-    made_of = f" ({', '.join(values)})" if values else ""
-    return f", reward {rewards['reward']:g}{made_of}"
+    details = f" ({', '.join(components)})" if components else ""
+    return f", reward {rewards['reward']:g}{details}"
 
 
-def _words(about: dict[str, Any]) -> str:
-    if about["prompt_uid"] is None:
+def _format_overview(overview: dict[str, Any]) -> str:
+    if overview["prompt_uid"] is None:
         return "only the ledger names it"
-    why = f" ({about['reason']})" if about["reason"] else ""
-    status = f"{about['status'] or 'not ended'}{why}"
-    runs = ", ".join(about["runs"])
-    return f"{status}, prompt {about['prompt_uid']}, channel {about['channel']}, run {runs}"
+    reason = f" ({overview['reason']})" if overview["reason"] else ""
+    status = f"{overview['status'] or 'not ended'}{reason}"
+    runs = ", ".join(overview["runs"])
+    return f"{status}, prompt {overview['prompt_uid']}, channel {overview['channel']}, run {runs}"

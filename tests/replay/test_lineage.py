@@ -144,9 +144,9 @@ def test_the_command_speaks_in_sentences(
 
 
 def test_what_is_not_there_is_one_sentence(log: Connection) -> None:
-    with pytest.raises(Fatal, match="no Decision of run other; it has those of: run"):
+    with pytest.raises(Fatal, match="no Decision of run other; runs with Decisions: run"):
         told(log, "a-1", run="other")
-    with pytest.raises(Fatal, match="no trajectory unscored-0 under prompt a"):
+    with pytest.raises(Fatal, match="no trajectory unscored-0 of prompt a"):
         told(log, "unscored-0", prompt="a")
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from replay.lineage.outcomes import Fate, fates
+from replay.lineage.outcomes import TrajectoryOutcome, find_outcomes
 from schemas import DecidedGroup, Decision, Member, PartitionOffsets, SkippedRange
 from tests.pool.records import at, end, step
 
@@ -36,15 +36,15 @@ def group(verdict: Any, reason: str = "", members: Any = ()) -> DecidedGroup:
     )
 
 
-def only(*decisions: Decision, copies: Any = tuple(COPIES)) -> Fate:
-    (fate,) = fates("run", decisions, "t", copies)
-    return fate
+def only(*decisions: Decision, copies: Any = tuple(COPIES)) -> TrajectoryOutcome:
+    (outcome,) = find_outcomes("run", decisions, "t", copies)
+    return outcome
 
 
 def test_without_a_verdict_offsets_tell_what_it_waits_for() -> None:
-    assert "decided nothing" in only().reason
-    assert "up to 30, and it ends at 41" in only(read_to(30)).reason
-    assert "its group is not decided" in only(read_to(30), read_to(50, 2)).reason
+    assert "has made no Decision" in only().reason
+    assert "up to offset 30, and its End is at 41" in only(read_to(30)).reason
+    assert "not decided its group" in only(read_to(30), read_to(50, 2)).reason
     assert "rewarded has no End" in only(read_to(50), copies=COPIES[:1]).reason
 
 
@@ -54,24 +54,24 @@ def test_a_range_that_was_passed_over_may_hold_it(first: int, verdict: str) -> N
         SkippedRange(partition=0, first=first, end=60),
         SkippedRange(partition=1, first=0, end=60),
     ]
-    fate = only(read_to(60, skipped=skipped))
-    assert fate.verdict == verdict
-    assert (f"{first} to 60 unread" in fate.reason) == (verdict == "passed_over")
+    outcome = only(read_to(60, skipped=skipped))
+    assert outcome.verdict == verdict
+    assert (f"{first} to 60 unread" in outcome.reason) == (verdict == "passed_over")
 
 
 def test_a_member_shares_its_groups_fate_unless_it_has_its_own() -> None:
     members = [("t", "train", ""), ("u", "invalid", "failed")]
     few = decision(3, groups=[group("too_few", "1 of 2 are usable", members)])
     assert only(few).sentence() == ("run run: not trained, too_few: 1 of 2 are usable (Decision 3)")
-    (other,) = fates("run", [few], "u", COPIES)
+    (other,) = find_outcomes("run", [few], "u", COPIES)
     assert (other.verdict, other.reason) == ("invalid", "failed")
 
 
 def test_what_was_decided_and_then_lost_was_not_trained() -> None:
     members = [("t", "train", ""), ("u", "train", "")]
     first = decision(1, version=1, groups=[group("train", "", members)])
-    fate = only(first)
-    assert (fate.version, fate.group) == (1, ["t", "u"])
+    outcome = only(first)
+    assert (outcome.version, outcome.group) == (1, ["t", "u"])
     lost = decision(2, groups=[group("lost", "the log has deleted its records", members)])
     assert only(first, lost).verdict == "lost"
     assert only(first, lost).version is None
