@@ -7,7 +7,6 @@ from typing import Any
 
 from pool.core.groups import Group, feedback_of
 from pool.core.progress import Received
-from pool.core.scored_groups import UNKNOWN_WEIGHTS
 from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
 from pool.core.versions import Version
 from pool.topics import STEPS
@@ -108,7 +107,7 @@ def _response_length(step: Step) -> int:
 
 def _version_name(segment: Segment) -> str:
     """`unknown` for posted groups: they do not say which weights sampled them."""
-    is_known = segment not in UNKNOWN
+    is_known = segment not in UNKNOWN_WEIGHTS
     return str(Version(segment.incarnation, segment.version)) if is_known else "unknown"
 
 

@@ -1,8 +1,7 @@
-"""The reward functions that come with steplog, by name.
+"""The built-in reward functions, by name.
 
-Each name stands for a factory: called with parameters, it gives a function of a trajectory. The
-first line of its docstring is what the help shows. Modules are imported when they are asked for,
-since some bring heavy libraries with them.
+Each name is a factory: called with parameters, it returns a function of a trajectory. The first line of
+its docstring is shown in the help. Modules are imported on first use, since some load heavy libraries.
 """
 
 from collections.abc import Callable, Coroutine
@@ -39,12 +38,12 @@ def load(name: str) -> Factory:
 
 
 def summary(name: str) -> str:
-    """One line for the help."""
+    """The first line of the function's docstring, for the help."""
     return (load(name).__doc__ or "").strip().partition("\n")[0]
 
 
 async def close() -> None:
-    """Closes what asynchronous functions opened on the running loop."""
+    """Closes the HTTP session that asynchronous functions opened on the running loop."""
     from reward.functions.http import close as close_sessions
 
     await close_sessions()

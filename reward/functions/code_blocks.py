@@ -1,4 +1,4 @@
-"""Blocks that a model fences off with backticks."""
+"""Fenced code blocks (```) in a response."""
 
 import re
 

@@ -1,19 +1,19 @@
-"""Runs a program of Python that nobody trusts; the inside of `sandbox.py`.
+"""Runs an untrusted Python program; the inside of `sandbox.py`.
 
-Started as a script, by its path, with what it needs to know in one argument; it imports nothing of
-ours. It gives up, step by step and for good, what the program must not have, then runs it in place:
+Started as a script by its path, with its options as JSON in one argument; it imports nothing of ours.
+It gives up for good, step by step, what the program must not have, then runs the program in place:
 
 1. Limits: memory, processor time, size and number of files.
-2. The network: a user and network namespace of its own, in which no interface is up, or a filter
-   that refuses socket(), or both.
-3. Files, by Landlock where the kernel has it: reads only Python and the system's libraries, writes
-   only its own folder. This also hides all other processes from debuggers and from /proc.
+2. The network: by a user and network namespace of its own without an active interface, by a filter
+   that refuses socket(), or by both.
+3. Files, by Landlock if the kernel has it: the program reads only Python and the system's libraries
+   and writes only to its own folder. This also hides all other processes from debuggers and /proc.
 4. Capabilities: none, also for root.
-5. A system-call filter: no further process (so whoever kills this one has killed all, and the
-   memory limit holds for all), no signal, limit or priority for any other process, no change of
-   rights on files, which Landlock would let pass, and no shared memory that would outlive it.
+5. System calls, by a filter: no further processes (so killing this one kills everything, and the
+   memory limit is total), no signals, limits or priorities for other processes, no change of file
+   permissions, which Landlock would allow, and no shared memory that would outlive it.
 
-Only then `READY` is written. A step that fails ends the process before it.
+Only then is `READY` written. A step that fails ends the process before that.
 """
 
 import ctypes
@@ -36,24 +36,24 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
-    program = _compiled(asked["program"])
-    limit(asked["memory_mb"], asked["cpu_s"], asked["file_mb"])
+    options = json.loads(sys.argv[1])
+    program = _compile(options["program"])
+    limit(options["memory_mb"], options["cpu_s"], options["file_mb"])
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if asked["namespace"]:
+    if options["namespace"]:
         _call("unshare", CLONE_NEWUSER | CLONE_NEWNET)
-    if asked["landlock"]:
-        restrict_files(asked["folder"], asked["readable"])
+    if options["landlock"]:
+        restrict_files(options["folder"], options["readable"])
     drop_capabilities()
-    refuse_calls(sockets=asked["seccomp"])
+    refuse_calls(sockets=options["seccomp"])
     os.write(1, READY)
     sys.argv = ["program"]
     exec(program, {"__name__": "__main__", "__builtins__": __builtins__})
 
 
-def _compiled(file: str) -> CodeType:
-    """Before the files are out of reach."""
-    with open(file) as source:  # noqa: PTH123 - nothing that need not be imported
+def _compile(file: str) -> CodeType:
+    """Called before the file is out of reach."""
+    with open(file) as source:  # noqa: PTH123 - pathlib is not imported, to start fast
         return compile(source.read(), file, "exec")
 
 
@@ -67,8 +67,8 @@ def _call(name: str, *arguments: object) -> int:
 
 
 def limit(memory_mb: int, cpu_s: int, file_mb: int) -> None:
-    """RLIMIT_NPROC is not among them: it counts all that the user runs, and root is exempt."""
-    for kind, most in [
+    """Without RLIMIT_NPROC: it counts all processes of the user, and root is exempt."""
+    for kind, maximum in [
         (resource.RLIMIT_AS, memory_mb * MIB),
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_FSIZE, file_mb * MIB),
@@ -76,8 +76,8 @@ def limit(memory_mb: int, cpu_s: int, file_mb: int) -> None:
         (resource.RLIMIT_CORE, 0),
     ]:
         hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+        maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
+        resource.setrlimit(kind, (maximum, maximum))
 
 
 # Files: https://docs.kernel.org/userspace-api/landlock.html
@@ -87,12 +87,12 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 <
 READS = EXECUTE | READ_FILE | READ_DIR
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
 RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
-"""How many of the rights each version of the interface knows, where that changed."""
+"""Number of rights, by the version of the interface that introduced them."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def landlock_version() -> int:
-    """0 where the kernel has none."""
+    """0 if the kernel has no Landlock."""
     return max(0, int(libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))))
 
 
@@ -116,13 +116,13 @@ def restrict_files(folder: str, readable: list[str]) -> None:
 
 def _allow(rules: int, path: str, rights: int) -> None:
     try:
-        place = os.open(path, os.O_PATH)
+        descriptor = os.open(path, os.O_PATH)
     except OSError:
-        return  # what is not there, or out of reach, needs no leave
+        return  # a path that is missing or unreachable needs no rule
     rights = rights if os.path.isdir(path) else rights & OF_FILES  # noqa: PTH112
-    rule = struct.pack("=Qi", rights, place)
+    rule = struct.pack("=Qi", rights, descriptor)
     _call("syscall", LANDLOCK_ADD, rules, 1, rule, 0)
-    os.close(place)
+    os.close(descriptor)
 
 
 # Capabilities
@@ -131,10 +131,10 @@ CAPABILITY_VERSION = 0x20080522
 
 
 def drop_capabilities() -> None:
-    """From the bounding set, too, else root has them again after an exec."""
+    """Also from the bounding set, or root would get them back after an exec."""
     for number in range(64):
         if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) < 0:
-            break  # there are no more, or we had no right to any
+            break  # there are no more, or the process had none to drop
     _call("capset", struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(24))
 
 
@@ -174,9 +174,9 @@ ON_ITSELF = {
     "kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "prlimit64", "sched_setaffinity",
     "sched_setparam", "sched_setscheduler", "sched_setattr",
 }  # fmt: skip
-"""They name a process first, and may name this one."""
+"""Allowed on this process: their first argument is a process."""
 ABSENT = ("clone3", "io_uring_setup", "fchmodat2", "setxattrat", "removexattrat")
-"""Said not to exist, so that libraries take the older call, whose arguments can be looked at."""
+"""Refused with ENOSYS, so that libraries use the older call, whose arguments can be filtered."""
 
 
 def refuse_calls(sockets: bool) -> None:
@@ -189,7 +189,7 @@ def refuse_calls(sockets: bool) -> None:
 
 def _filter(machine: int, calls: dict[str, int], sockets: bool) -> list[bytes]:
     lines = [_op(LOAD, MACHINE), _op(EQUAL, machine, 1, 0), _op(RETURN, KILL), _op(LOAD, NUMBER)]
-    # x86_64 has a second set of numbers, for pointers of 32 bits; nothing uses it.
+    # x86_64 has a second set of numbers, for 32-bit pointers; nothing uses it.
     lines += [_op(ABOVE, X32, 0, 1), _op(RETURN, REFUSE | errno.ENOSYS)]
     for name, number in calls.items():
         if name == "clone":
@@ -197,13 +197,13 @@ def _filter(machine: int, calls: dict[str, int], sockets: bool) -> list[bytes]:
         elif name in ON_ITSELF:
             lines += _unless(number, [_op(EQUAL, 0, 1, 0), _op(EQUAL, os.getpid(), 0, 1)])
         elif name != "socket" or sockets:
-            why = errno.ENOSYS if name in ABSENT else errno.EPERM
-            lines += [_op(EQUAL, number, 0, 1), _op(RETURN, REFUSE | why)]
+            error = errno.ENOSYS if name in ABSENT else errno.EPERM
+            lines += [_op(EQUAL, number, 0, 1), _op(RETURN, REFUSE | error)]
     return [*lines, _op(RETURN, ALLOW)]
 
 
 def _unless(number: int, tests: list[bytes]) -> list[bytes]:
-    """Refuses a call unless the last test of its first argument goes on to the next line."""
+    """Refuses the call unless the last test of its first argument falls through to the next line."""
     block = [_op(LOAD, FIRST_ARGUMENT), *tests, _op(RETURN, ALLOW)]
     block.append(_op(RETURN, REFUSE | errno.EPERM))
     return [_op(EQUAL, number, 0, len(block)), *block]

@@ -1,9 +1,9 @@
-"""Runs a solution and its tests; inside of the sandbox, see `unit_tests.py`.
+"""Runs a solution and its tests inside the sandbox; see `unit_tests.py`.
 
-Lines go to the standard output that the process began with, each after a word that only this process
-was told: for each item of the list how many tests it holds, and for each test that ends `ok` or what
-went wrong. A solution that ends the process, or prints what it likes, has passed nothing by that. It
-shares the interpreter with its tests, though: one that goes looking for this code can find the word.
+The report goes to the original standard output. Each line begins with a secret that only this process
+got: for each item of the list the number of its tests (`holds`), and for each finished test `ok` or the
+error (`test`). So a solution that exits, or prints anything, passes no test by that. It does share the
+interpreter with its tests: a solution that searches for this code can find the secret.
 """
 
 import json
@@ -16,67 +16,67 @@ from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
-SHOWN = 300
+MAX_ERROR = 300
 
 Test = Callable[[], None]
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.buffer.read())
+    task = json.loads(sys.stdin.buffer.read())
     report = os.dup(1)
     os.dup2(2, 1)
 
-    def tell(kind: str, what: object) -> None:
-        os.write(report, f"{asked['word']} {kind} {what}\n".encode())
+    def write_line(kind: str, content: object) -> None:
+        os.write(report, f"{task['secret']} {kind} {content}\n".encode())
 
-    solve = cache(partial(module, asked["code"]))
-    for item in asked["tests"]:
-        tests = tests_of(item, asked["code"], solve)
-        tell("holds", len(tests))
+    solve = cache(partial(run_as_module, task["code"]))
+    for item in task["tests"]:
+        tests = tests_of(item, task["code"], solve)
+        write_line("holds", len(tests))
         for test in tests:
-            tell("test", outcome(test))
+            write_line("test", run_test(test))
     sys.stdout.flush()
     os._exit(0)  # threads that the solution left behind are not waited for
 
 
-def outcome(test: Test) -> str:
+def run_test(test: Test) -> str:
     try:
         test()
     except BaseException as error:  # a test that exits has not passed
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return text[:SHOWN].replace("\n", " ")
+        return text[:MAX_ERROR].replace("\n", " ")
     return "ok"
 
 
 def tests_of(item: Any, code: str, solve: Callable[[], dict[str, Any]]) -> list[Test]:
-    """An input, or the functions and cases that a text of Python defines; else that is one test.
-    The solution is run once for all tests of the second kind, and anew for each input."""
+    """The test of an input and its output; or the test functions and cases that Python code defines,
+    else the code itself. The solution is run once for all Python tests, and again for each input."""
     if isinstance(item, dict):
-        return [partial(program, code, item["input"], item["output"])]
+        return [partial(check_program, code, item["input"], item["output"])]
     try:
-        solved = solve()
-        namespace = dict(solved)
+        solution = solve()
+        namespace = dict(solution)
         exec(compile(item, "tests.py", "exec"), namespace)
     except BaseException as error:
-        return [partial(fail, error)]
-    return list(defined(namespace, solved)) or [lambda: None]
+        return [partial(raise_error, error)]
+    return list(defined_tests(namespace, solution)) or [lambda: None]
 
 
-def fail(problem: BaseException) -> None:
-    raise problem
+def raise_error(error: BaseException) -> None:
+    raise error
 
 
-def module(code: str, name: str = "solution") -> dict[str, Any]:
-    """A real module, which tests can import, and dataclasses and pickle look for."""
-    made = sys.modules[name] = ModuleType(name)
-    exec(compile(code, "solution.py", "exec"), made.__dict__)
-    return made.__dict__
+def run_as_module(code: str, name: str = "solution") -> dict[str, Any]:
+    """Runs the code as a real module, which tests can import and which dataclasses and pickle need."""
+    module = sys.modules[name] = ModuleType(name)
+    exec(compile(code, "solution.py", "exec"), module.__dict__)
+    return module.__dict__
 
 
-def defined(namespace: dict[str, Any], solved: dict[str, Any]) -> Iterator[Test]:
+def defined_tests(namespace: dict[str, Any], solution: dict[str, Any]) -> Iterator[Test]:
     for name, value in list(namespace.items()):
-        if solved.get(name) is value:
-            continue
+        if solution.get(name) is value:
+            continue  # the solution defines it, not the tests
         if isinstance(value, type) and issubclass(value, unittest.TestCase):
             for case in unittest.defaultTestLoader.loadTestsFromTestCase(value):
                 yield case.debug
@@ -84,23 +84,24 @@ def defined(namespace: dict[str, Any], solved: dict[str, Any]) -> Iterator[Test]
             yield value
 
 
-def program(code: str, given: str, expected: str) -> None:
-    """The solution as a program that reads its input and prints; ends of lines do not count."""
-    with redirected(given) as printed:
+def check_program(code: str, stdin: str, expected: str) -> None:
+    """Runs the solution as a program and compares what it prints, ignoring trailing whitespace."""
+    with redirected(stdin) as printed:
         try:
-            module(code, "__main__")
-        except SystemExit as end:
-            if end.code not in (None, 0):
+            run_as_module(code, "__main__")
+        except SystemExit as error:
+            if error.code not in (None, 0):
                 raise
-    assert lines(printed[0]) == lines(expected), "the output differs"
+    assert stripped_lines(printed[0]) == stripped_lines(expected), "the output differs"
 
 
 @contextmanager
-def redirected(given: str) -> Iterator[list[str]]:
-    """Real files, since programs read and write them in many ways: input(), open(0), os.read()."""
+def redirected(stdin: str) -> Iterator[list[str]]:
+    """Redirects standard input and output to real files, since programs use them in many ways: input(),
+    open(0), os.read(). The list gets the output at the end."""
     before = sys.stdin, sys.stdout, os.dup(0), os.dup(1)
     into, out = os.memfd_create("input"), os.memfd_create("output")
-    os.write(into, given.encode())
+    os.write(into, stdin.encode())
     os.lseek(into, 0, os.SEEK_SET)
     os.dup2(into, 0)
     os.dup2(out, 1)
@@ -120,7 +121,7 @@ def redirected(given: str) -> Iterator[list[str]]:
             os.close(descriptor)
 
 
-def lines(text: str) -> list[str]:
+def stripped_lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 

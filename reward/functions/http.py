@@ -1,8 +1,8 @@
-"""Questions to a server: one session for each event loop, and what its errors mean.
+"""HTTP requests of judges and reward models: one session per event loop, and what errors mean.
 
-What says something of the server makes the trajectory wait: no connection, no or a wrong key, no
-such model, too many requests, errors of its own. Any other refusal is about the question. How long
-an answer may take is the caller's business.
+An error of the server makes the trajectory wait: no connection, a missing or wrong key, no such model,
+too many requests, a 5xx status. Any other status is a failure of this request. The caller sets the
+timeout.
 """
 
 import asyncio
@@ -16,18 +16,19 @@ import msgspec
 
 from reward.api import RewardFailed, RewardUnavailable
 
-CONNECT_TIMEOUT = 5.0
-KEEP_ALIVE = 4
-"""Seconds. vLLM closes idle connections after five; a question must not meet one that is closing."""
-ABOUT_THE_SERVER = {401, 403, 404, 408, 425, 429}
-SHOWN = 300
+CONNECT_TIMEOUT_S = 5.0
+KEEP_ALIVE_S = 4
+"""vLLM closes idle connections after 5 s; a request must not be sent on one that is closing."""
+SERVER_STATUSES = {401, 403, 404, 408, 425, 429}
+MAX_SHOWN = 300
+"""Characters of an answer in an error message."""
 
 _sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
 
 
-async def ask(url: str, question: Any, headers: Mapping[str, str]) -> Any:
-    """Posts JSON and gives the JSON that is answered."""
-    body = msgspec.json.encode(question)
+async def post_json(url: str, request: Any, headers: Mapping[str, str]) -> Any:
+    """Posts JSON and returns the decoded JSON of the answer."""
+    body = msgspec.json.encode(request)
     headers = {"Content-Type": "application/json", **headers}
     try:
         async with _session().post(url, data=body, headers=headers) as response:
@@ -39,17 +40,17 @@ async def ask(url: str, question: Any, headers: Mapping[str, str]) -> Any:
     try:
         return msgspec.json.decode(answer)
     except msgspec.DecodeError:
-        raise RewardFailed(f"{url} did not answer with JSON: {answer[:SHOWN]!r}") from None
+        raise RewardFailed(f"{url} did not answer with JSON: {answer[:MAX_SHOWN]!r}") from None
 
 
 def _error(url: str, status: int, answer: bytes) -> RewardFailed | RewardUnavailable:
-    of_server = status in ABOUT_THE_SERVER or status >= 500
-    kind = RewardUnavailable if of_server else RewardFailed
-    return kind(f"{url} answered {status}: {answer[:SHOWN].decode(errors='replace')}")
+    is_server_error = status in SERVER_STATUSES or status >= 500
+    kind = RewardUnavailable if is_server_error else RewardFailed
+    return kind(f"{url} answered {status}: {answer[:MAX_SHOWN].decode(errors='replace')}")
 
 
-def with_key(api_key_env: str) -> dict[str, str]:
-    """The header for a key that stands in the environment, so that no command line shows it."""
+def key_headers(api_key_env: str) -> dict[str, str]:
+    """The headers for a key from an environment variable, so that no command line shows it."""
     if not api_key_env:
         return {}
     if not os.environ.get(api_key_env):
@@ -62,8 +63,8 @@ def _session() -> aiohttp.ClientSession:
     session = _sessions.get(loop)
     if session is None or session.closed:
         session = _sessions[loop] = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
     return session

@@ -1,4 +1,4 @@
-"""Another model's judgement."""
+"""Scores with another model as the judge."""
 
 import asyncio
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 from reward.api import Reward, RewardFailed, Trajectory
 from reward.functions import AsyncScore
-from reward.functions.http import ask, with_key
+from reward.functions.http import key_headers, post_json
 from reward.functions.template import fill
 
 TEMPLATE = """\
@@ -27,9 +27,9 @@ Score: N
 where N is a number from %g (useless) to %g (could not be better).
 """
 SCORE = r"(?i)score\W{0,5}?\s*(-?\d+(?:\.\d+)?)"
-TRIES = 2
-KEPT = 1_000
-"""Characters of a judgement that are kept in the record."""
+ATTEMPTS_PER_VOTE = 2
+MAX_JUDGEMENT = 1_000
+"""Characters of a judgement in the reward's details."""
 
 
 def judge(
@@ -46,39 +46,39 @@ def judge(
 ) -> AsyncScore:
     """What a model behind an OpenAI-style URL thinks of the response, from 0 to 1.
 
-    `url` is the base URL, such as http://localhost:8000/v1. `prompt` is a file with what the judge
-    is asked, with places for {prompt}, {response}, {transcript} and {metadata[key]}. `score` is a
-    regular expression: the first group of its last match in the judgement is the score, which goes
-    from `low` to `high` and is scaled to 0 to 1. `votes` judgements are asked for at once and
-    averaged. One that cannot be read is asked for once more, then left out; when none is left the
-    trajectory fails. `api_key_env` names an environment variable.
+    `url` is the base URL, such as http://localhost:8000/v1. `prompt` is a file with the judge's
+    prompt, in which {prompt}, {response}, {transcript} and {metadata[key]} are replaced. `score` is a
+    regular expression: the first group of its last match in the judgement is the score, which ranges
+    from `low` to `high` and is scaled to 0 to 1. `votes` judgements are requested at once and
+    averaged. One without a readable score is requested once more, then left out; if none remains, the
+    trajectory fails. `api_key_env` names an environment variable with the API key.
     """
     template = Path(prompt).read_text() if prompt else TEMPLATE % (low, high)
     pattern = re.compile(score)
     address = chat_url(url)
-    headers = with_key(api_key_env)
+    headers = key_headers(api_key_env)
     _check(low, high, votes, temperature)
 
-    async def vote(question: Any) -> tuple[float | None, str]:
+    async def vote(request: Any) -> tuple[float | None, str]:
         text = ""
-        for _ in range(TRIES):
-            text = _content(await ask(address, question, headers))
+        for _ in range(ATTEMPTS_PER_VOTE):
+            text = _content(await post_json(address, request, headers))
             number = read_score(pattern, text)
             if number is not None and low <= number <= high:
                 return number, text
         return None, text
 
-    async def judged(trajectory: Trajectory) -> Reward:
-        question = {
+    async def score_with_judge(trajectory: Trajectory) -> Reward:
+        request = {
             "model": model,
             "messages": [{"role": "user", "content": fill(template, trajectory)}],
             "temperature": temperature,
             "max_tokens": max_tokens,
         }
-        given = await _all([vote(question) for _ in range(votes)])
-        return _average(given, low, high)
+        judgements = await _gather([vote(request) for _ in range(votes)])
+        return _average(judgements, low, high)
 
-    return judged
+    return score_with_judge
 
 
 def chat_url(url: str) -> str:
@@ -87,39 +87,39 @@ def chat_url(url: str) -> str:
 
 
 def read_score(pattern: re.Pattern[str], text: str) -> float | None:
-    """The last match counts: a judge that weighs several scores ends with the one it means."""
-    found = None
+    """The last match counts: a judge that discusses several scores ends with the final one."""
+    number = None
     for match in pattern.finditer(text):
-        found = match[1] if pattern.groups else match[0]
+        number = match[1] if pattern.groups else match[0]
     try:
-        return None if found is None else float(found)
+        return None if number is None else float(number)
     except ValueError:
         return None
 
 
-async def _all(votes: list[Any]) -> list[tuple[float | None, str]]:
-    """All are waited for, so that none is left running when one fails."""
-    given = await asyncio.gather(*votes, return_exceptions=True)
-    for one in given:
-        if isinstance(one, BaseException):
-            raise one
-    return [one for one in given if not isinstance(one, BaseException)]
+async def _gather(votes: list[Any]) -> list[tuple[float | None, str]]:
+    """Waits for all votes, so that none is left running when one fails."""
+    results = await asyncio.gather(*votes, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
-def _average(given: list[tuple[float | None, str]], low: float, high: float) -> Reward:
-    scores = [number for number, _ in given if number is not None]
+def _average(judgements: list[tuple[float | None, str]], low: float, high: float) -> Reward:
+    scores = [number for number, _ in judgements if number is not None]
     if not scores:
-        raise RewardFailed(f"no score can be read in the judgement: {given[0][1][-200:]!r}")
+        raise RewardFailed(f"the judgement has no readable score: {judgements[0][1][-200:]!r}")
     value = (sum(scores) / len(scores) - low) / (high - low)
-    return Reward(value, details={"scores": scores, "judgement": given[0][1][-KEPT:]})
+    return Reward(value, details={"scores": scores, "judgement": judgements[0][1][-MAX_JUDGEMENT:]})
 
 
 def _content(answer: Any) -> str:
     try:
-        # A model that ran out of tokens while it reasoned has none.
+        # null if the model ran out of tokens while reasoning
         return answer["choices"][0]["message"]["content"] or ""
     except (KeyError, IndexError, TypeError):
-        raise RewardFailed(f"the judge's answer holds no message: {str(answer)[:200]}") from None
+        raise RewardFailed(f"the judge's answer has no message: {str(answer)[:200]}") from None
 
 
 def _check(low: float, high: float, votes: int, temperature: float) -> None:
@@ -128,4 +128,4 @@ def _check(low: float, high: float, votes: int, temperature: float) -> None:
     if votes < 1:
         raise ValueError("votes must be above 0")
     if votes > 1 and temperature <= 0:
-        raise ValueError("several votes need a temperature above 0: else all are the same")
+        raise ValueError("several votes need a temperature above 0: otherwise they are all equal")

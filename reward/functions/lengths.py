@@ -1,4 +1,4 @@
-"""Penalties for what is long, and for what says the same again."""
+"""Penalties for long and for repetitive responses."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,13 +7,13 @@ from reward.functions import Score
 
 
 def length_penalty(max_tokens: int, scale: float = 1.0, of: str = "trajectory") -> Score:
-    """0 up to max_tokens, then down in proportion to the excess, to -scale at twice as many.
+    """0 up to max_tokens, then decreasing with the excess, to -scale at twice as many tokens.
 
-    `of` says which tokens count, of those that the model sampled: all of the `trajectory`, or those
-    of the `last` or of the `longest` response.
+    `of` selects the sampled tokens that count: those of the whole `trajectory`, of the `last` response
+    or of the `longest` response.
     """
     count = _counter(of)
-    _positive(max_tokens=max_tokens)
+    _check_positive(max_tokens=max_tokens)
 
     def score(trajectory: Trajectory) -> float:
         excess = max(0, count(trajectory) - max_tokens)
@@ -25,12 +25,12 @@ def length_penalty(max_tokens: int, scale: float = 1.0, of: str = "trajectory") 
 def overlong(max_tokens: int, buffer: int, of: str = "trajectory") -> Score:
     """DAPO's soft punishment: 0 up to max_tokens - buffer, then linear to -1 at max_tokens.
 
-    `of` is the same as for length_penalty.
+    `of` is as for length_penalty.
     """
     count = _counter(of)
-    _positive(max_tokens=max_tokens, buffer=buffer)
+    _check_positive(max_tokens=max_tokens, buffer=buffer)
     if buffer > max_tokens:
-        raise ValueError("buffer is a part of max_tokens, and cannot be larger")
+        raise ValueError("buffer cannot be larger than max_tokens")
 
     def score(trajectory: Trajectory) -> float:
         excess = max(0, count(trajectory) - (max_tokens - buffer))
@@ -40,11 +40,11 @@ def overlong(max_tokens: int, buffer: int, of: str = "trajectory") -> Score:
 
 
 def repetition(n: int = 4, scale: float = 1.0) -> Score:
-    """-scale times the share of n-grams of tokens that were there before in the same response.
+    """-scale times the share of token n-grams that repeat an earlier one of the same response.
 
-    Responses are looked at one by one, since calls of the same tool are rightly alike.
+    Responses are counted separately, since repeated calls of a tool are rightly alike.
     """
-    _positive(n=n)
+    _check_positive(n=n)
 
     def score(trajectory: Trajectory) -> float:
         counts = [_repeated(step.response_ids, n) for step in trajectory.steps]
@@ -56,10 +56,10 @@ def repetition(n: int = 4, scale: float = 1.0) -> Score:
 
 
 def _repeated(ids: Sequence[int], n: int) -> tuple[int, int]:
-    """How many n-grams repeat an earlier one, and how many there are."""
+    """The number of n-grams that repeat an earlier one, and the number of all."""
     total = max(0, len(ids) - n + 1)
-    different = set(zip(*(ids[start : start + total] for start in range(n)), strict=True))
-    return total - len(different), total
+    distinct = set(zip(*(ids[start : start + total] for start in range(n)), strict=True))
+    return total - len(distinct), total
 
 
 def _lengths(trajectory: Trajectory) -> list[int]:
@@ -73,11 +73,11 @@ def _counter(of: str) -> Callable[[Trajectory], int]:
         "longest": lambda trajectory: max(_lengths(trajectory)),
     }
     if of not in counters:
-        raise ValueError(f"of is one of {', '.join(counters)}, not {of!r}")
+        raise ValueError(f"of must be one of {', '.join(counters)}, not {of!r}")
     return counters[of]
 
 
-def _positive(**given: int) -> None:
-    for name, number in given.items():
+def _check_positive(**parameters: int) -> None:
+    for name, number in parameters.items():
         if number <= 0:
             raise ValueError(f"{name} must be above 0")

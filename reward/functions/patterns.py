@@ -1,4 +1,4 @@
-"""Whether a response has a certain form."""
+"""Scores whether the response matches a pattern."""
 
 import re
 
@@ -13,23 +13,24 @@ THINK_THEN_ANSWER = (
 
 
 def regex(pattern: str, full: bool = False, value: float = 1.0) -> Score:
-    """`value` when the pattern is found in the last response, else 0; `full`: it is all of it.
+    """`value` if the pattern is found in the last response, else 0.
 
-    Python's regular expressions; flags are written into the pattern, such as `(?is)`.
+    With `full` the pattern must match the whole response. It is a Python regular expression; write
+    flags into the pattern, such as `(?is)`.
     """
     compiled = re.compile(pattern)
-    look = compiled.fullmatch if full else compiled.search
+    find = compiled.fullmatch if full else compiled.search
 
     def score(trajectory: Trajectory) -> float:
-        return value if look(trajectory.text) else 0.0
+        return value if find(trajectory.text) else 0.0
 
     return score
 
 
 def answer_format(pattern: str = THINK_THEN_ANSWER) -> Score:
-    """1 when all of the last response fits the pattern, else 0; by default think, then answer tags.
+    """1 if the whole last response matches the pattern, else 0; by default think, then answer tags.
 
-    The default is `<think>…</think> <answer>…</answer>`, each once and nothing after or between;
-    the opening `<think>` may be missing, since many chat templates end the prompt with it.
+    The default is `<think>…</think> <answer>…</answer>`, each once, with nothing after or
+    between. The opening `<think>` may be missing, since many chat templates end the prompt with it.
     """
     return regex(pattern, full=True)

@@ -1,10 +1,10 @@
-"""A discriminative reward model: one number for a conversation."""
+"""Scores with a discriminative reward model: one number for a conversation."""
 
 from typing import Any
 
 from reward.api import RewardFailed, Trajectory
 from reward.functions import AsyncScore
-from reward.functions.http import ask, with_key
+from reward.functions.http import key_headers, post_json
 from reward.functions.template import fill
 
 
@@ -21,28 +21,28 @@ def reward_model(
 ) -> AsyncScore:
     """The score of a reward model behind vLLM's /classify or /pooling route.
 
-    `url` is the server's, without a path. The model is shown a conversation of `prompt` and
-    `response`, by its own chat template; or, where `text` is given, that text as it is. All three
-    are templates with places for {prompt}, {response}, {transcript} and {metadata[key]}. `label` is
-    the number of the class whose score counts. `raw` asks for scores before the activation function,
-    which else brings them between 0 and 1. A model that scores every token counts with its last.
+    `url` is the server's URL without a path. The model gets a conversation of `prompt` and `response`
+    through its own chat template or, if `text` is given, that text as it is. All three are templates in
+    which {prompt}, {response}, {transcript} and {metadata[key]} are replaced. `label` is the index of
+    the class whose score counts. `raw` requests scores before the activation function, which otherwise
+    maps them to 0 to 1. Of a model that scores every token, the last score counts.
     """
     if route not in ("classify", "pooling"):
         raise ValueError(f"route is classify or pooling, not {route!r}")
     address = f"{url.rstrip('/').removesuffix('/v1')}/{route}"
-    headers = with_key(api_key_env)
+    headers = key_headers(api_key_env)
 
-    def shown(trajectory: Trajectory) -> dict[str, Any]:
+    def model_input(trajectory: Trajectory) -> dict[str, Any]:
         if text:
             return {"input": fill(text, trajectory)}
         user = {"role": "user", "content": fill(prompt, trajectory)}
         return {"messages": [user, {"role": "assistant", "content": fill(response, trajectory)}]}
 
     async def score(trajectory: Trajectory) -> float:
-        question = {"model": model, **shown(trajectory)}
+        request = {"model": model, **model_input(trajectory)}
         if raw:
-            question["use_activation"] = False
-        return read_answer(await ask(address, question, headers), label)
+            request["use_activation"] = False
+        return read_answer(await post_json(address, request, headers), label)
 
     return score
 
@@ -56,4 +56,4 @@ def read_answer(answer: Any, label: int) -> float:
         return float(scores[label])
     except (KeyError, IndexError, TypeError, ValueError):
         shown = str(answer)[:200]
-        raise RewardFailed(f"the reward model's answer holds no score {label}: {shown}") from None
+        raise RewardFailed(f"the reward model's answer has no score {label}: {shown}") from None

@@ -1,10 +1,10 @@
-"""A separate process for code that nobody trusts, without network; the outside of `confined.py`.
+"""Runs untrusted code in a process without network; the inside is `confined.py`.
 
-What the process cannot do is listed there. Here: it starts with an empty environment in a fresh
-folder, gets its input, may run for so long, and is killed; of what it prints a bounded part is read.
+What the process cannot do is listed there. Here: it starts with an empty environment in a new folder,
+gets its input, and is killed at a time limit; a bounded part of its output is read.
 
-It needs Linux on x86_64 or aarch64, with system-call filters. What it has of the two ways to take
-the network away is tried out before the first use, by a connection that must fail.
+It needs Linux on x86_64 or aarch64, with system-call filters. There are two ways to block the network;
+what the machine supports is tried before the first use, with a connection that must fail.
 """
 
 import asyncio
@@ -30,13 +30,21 @@ from servicekit.errors import Fatal
 
 log = logging.getLogger(__name__)
 
-INSIDE = Path(confined.__file__)
-SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/nix/store", "/etc/ld.so.cache", "/etc/localtime")
+CONFINED_SCRIPT = Path(confined.__file__)
+SYSTEM_PATHS = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/bin",
+    "/nix/store",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+)
 MAX_REPORT = 1 << 20
-"""Bytes that a program may report; one that writes more is killed."""
-TAIL = 2_000
-PROBE_LIMIT = 30.0
-PROBE = """
+"""Bytes; a program that reports more is killed."""
+TAIL_BYTES = 2_000
+PROBE_TIMEOUT_S = 30.0
+PROBE_PROGRAM = """
 import socket, sys
 try:
     socket.create_connection(("127.0.0.1", int(sys.stdin.readline())), timeout=5)
@@ -46,22 +54,24 @@ except OSError:
 
 
 class SandboxUnavailable(Fatal):
-    """This machine cannot run code that nobody trusts."""
+    """This machine cannot run untrusted code safely."""
 
 
 @dataclass(frozen=True)
 class Finished:
+    """The result of a program in the sandbox."""
+
     report: bytes
-    """What the program wrote to its first standard output, before code could redirect it."""
+    """What the program wrote to its original standard output."""
     tail: str
-    """The end of all else that was printed."""
+    """The end of everything else that was printed."""
     status: int | None
-    """The exit status, negative for a signal; None when its time was up or it reported too much."""
+    """The exit status, negative for a signal; None if it was killed at a limit."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Made by `open_sandbox`, which finds out what this machine can do."""
+    """Create it with `open_sandbox`, which finds out what this machine supports."""
 
     limit_s: float
     memory_mb: int
@@ -70,17 +80,17 @@ class Sandbox:
     seccomp: bool = True
     landlock: bool = True
 
-    async def run(self, program: Path, given: bytes) -> Finished:
-        """Runs the program, which can read `given` from its standard input."""
+    async def run(self, program: Path, stdin: bytes) -> Finished:
+        """Runs the program, which can read `stdin` from its standard input."""
         folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="steplog-sandbox-")
         try:
-            # A file that no name leads to: the limit on file sizes ends a flood.
+            # An unnamed file: the limit on file sizes stops a flood of output.
             with tempfile.TemporaryFile() as output:
-                return await self._run(program, given, folder, output)
+                return await self._run(program, stdin, folder, output)
         finally:
             await asyncio.to_thread(_remove, folder)
 
-    async def _run(self, program: Path, given: bytes, folder: str, output: IO[bytes]) -> Finished:
+    async def _run(self, program: Path, stdin: bytes, folder: str, output: IO[bytes]) -> Finished:
         process = await asyncio.create_subprocess_exec(
             *self._command(program, folder),
             stdin=asyncio.subprocess.PIPE,
@@ -94,20 +104,20 @@ class Sandbox:
         in_time = False
         try:
             async with asyncio.timeout(self.limit_s):
-                in_time = await _talk(process, given, report)
+                in_time = await _exchange(process, stdin, report)
                 if in_time:
                     await process.wait()
         except TimeoutError:
             in_time = False
         finally:
-            # It can start no other process, so this is the end of all that it began.
+            # It cannot start other processes, so nothing of it is left.
             with suppress(ProcessLookupError):
                 process.kill()
             status = await process.wait()
         return _finished(bytes(report), _tail(output), status if in_time else None)
 
     def _command(self, program: Path, folder: str) -> list[str]:
-        asked = {
+        options = {
             "program": str(program),
             "folder": folder,
             "readable": _readable(),
@@ -118,33 +128,33 @@ class Sandbox:
             "seccomp": self.seccomp,
             "landlock": self.landlock,
         }
-        return [sys.executable, "-s", "-P", "-B", str(INSIDE), json.dumps(asked)]
+        return [sys.executable, "-s", "-P", "-B", str(CONFINED_SCRIPT), json.dumps(options)]
 
 
 def open_sandbox(limit_s: float, memory_mb: int, network: str = "") -> Sandbox:
-    """A sandbox that was seen to work. `network` asks for one way to do without it, else both are
-    taken where they exist: `namespace` or `seccomp`."""
+    """A sandbox that has been tried out. `network` selects how the network is blocked: `namespace`,
+    `seccomp`, or by default both where the machine supports them."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in confined.CALLS:
         raise SandboxUnavailable(
-            f"code can be run only on Linux on {' or '.join(confined.CALLS)}, and this is "
-            f"{sys.platform} on {machine}"
+            f"Untrusted code can be run only on Linux on {' or '.join(confined.CALLS)}; this is "
+            f"{sys.platform} on {machine}."
         )
     sandbox = Sandbox(limit_s, memory_mb, landlock=_has_landlock())
-    ways = {
+    variants = {
         "": [sandbox, replace(sandbox, namespace=False)],
         "namespace": [replace(sandbox, seccomp=False)],
         "seccomp": [replace(sandbox, namespace=False)],
     }
-    troubles = []
-    for way in ways[network]:
-        trouble = probe(way)
-        if trouble is None:
-            return way
-        troubles.append(trouble)
+    problems = []
+    for variant in variants[network]:
+        problem = probe(variant)
+        if problem is None:
+            return variant
+        problems.append(problem)
     raise SandboxUnavailable(
-        "code cannot be run without network here: neither a network namespace nor a seccomp filter "
-        f"works ({'; '.join(troubles)})"
+        "Code cannot be run without network on this machine: neither a network namespace nor a seccomp "
+        f"filter works ({'; '.join(problems)})."
     )
 
 
@@ -153,18 +163,18 @@ def _has_landlock() -> bool:
         return True
     if os.geteuid() == 0:
         raise SandboxUnavailable(
-            "as root, code can be run only where the kernel has Landlock: run the worker as a user "
-            "who owns nothing of value"
+            "Running untrusted code as root requires a kernel with Landlock. Run the worker as a user "
+            "who owns nothing of value."
         )
-    log.warning("the kernel has no Landlock: code can read and write what this user can")
+    log.warning("The kernel has no Landlock: code can read and write whatever this user can.")
     return False
 
 
 def probe(sandbox: Sandbox) -> str | None:
-    """What is wrong with a sandbox: it does not start, or it reaches a port of this machine."""
+    """The problem of a sandbox: it does not start, or it can reach a port of this machine."""
     folder = tempfile.mkdtemp(prefix="steplog-sandbox-")
     program = Path(folder) / "probe.py"
-    program.write_text(PROBE)
+    program.write_text(PROBE_PROGRAM)
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             done = subprocess.run(
@@ -173,7 +183,7 @@ def probe(sandbox: Sandbox) -> str | None:
                 capture_output=True,
                 cwd=folder,
                 env=_environment(folder),
-                timeout=PROBE_LIMIT,
+                timeout=PROBE_TIMEOUT_S,
                 start_new_session=True,
                 check=False,
             )
@@ -187,10 +197,10 @@ def probe(sandbox: Sandbox) -> str | None:
     return last or "the network could be reached"
 
 
-async def _talk(process: asyncio.subprocess.Process, given: bytes, report: bytearray) -> bool:
-    """Whether the report came to its end within what it may be."""
+async def _exchange(process: asyncio.subprocess.Process, stdin: bytes, report: bytearray) -> bool:
+    """Sends the input and reads the report. Returns whether it ended within the size limit."""
     assert process.stdin is not None and process.stdout is not None
-    writing = asyncio.create_task(_write(process.stdin, given))
+    writing = asyncio.create_task(_write(process.stdin, stdin))
     try:
         while data := await process.stdout.read(1 << 16):
             report += data
@@ -201,28 +211,28 @@ async def _talk(process: asyncio.subprocess.Process, given: bytes, report: bytea
         writing.cancel()
 
 
-async def _write(stream: asyncio.StreamWriter, given: bytes) -> None:
-    with suppress(ConnectionError):  # it need not read
-        stream.write(given)
+async def _write(stream: asyncio.StreamWriter, stdin: bytes) -> None:
+    with suppress(ConnectionError):  # the program need not read its input
+        stream.write(stdin)
         await stream.drain()
         stream.close()
 
 
 def _finished(report: bytes, tail: str, status: int | None) -> Finished:
     if not report.startswith(confined.READY):
-        # Nothing of the program ran: this says something of the machine, and not of the code.
-        raise RewardUnavailable(f"the sandbox did not start: {tail or 'no time was left'}")
+        # Nothing of the program ran, so this is a problem of the machine and not of the code.
+        raise RewardUnavailable(f"the sandbox did not start: {tail or 'it timed out'}")
     return Finished(report.removeprefix(confined.READY), tail, status)
 
 
 def _tail(output: IO[bytes]) -> str:
-    output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
-    return output.read(TAIL).decode(errors="replace").strip()
+    output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL_BYTES))
+    return output.read(TAIL_BYTES).decode(errors="replace").strip()
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """A fixed seed of hashes: what is right once is right again. One thread for libraries that
-    would start one for each core, since each takes from the memory."""
+    """A fixed hash seed makes results repeatable. Libraries that would start a thread per core get one,
+    since each thread takes memory."""
     return {
         "HOME": folder,
         "TMPDIR": folder,
@@ -234,13 +244,14 @@ def _environment(folder: str) -> dict[str, str]:
 
 
 def _readable() -> list[str]:
-    """Python and its libraries, of this environment."""
+    """Paths of Python and its libraries."""
     own = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()]
-    return sorted({*SYSTEM, *own, *(os.path.realpath(path) for path in own)})
+    return sorted({*SYSTEM_PATHS, *own, *(os.path.realpath(path) for path in own)})
 
 
 def _remove(folder: str) -> None:
-    """Also folders that the code locked. It is dead: nothing changes under our hands."""
+    """Removes the folder, including subfolders that the code locked. The code is dead by then, so
+    nothing changes meanwhile."""
     for parent, names, _ in os.walk(folder):
         for name in names:
             path = Path(parent, name)
@@ -249,4 +260,4 @@ def _remove(folder: str) -> None:
     try:
         shutil.rmtree(folder)
     except (OSError, RecursionError) as error:
-        log.warning("%s stays behind: %s", folder, error)
+        log.warning("%s could not be removed: %s", folder, error)

@@ -1,8 +1,8 @@
-"""Texts with places for what a trajectory says.
+"""Fills templates with the texts of a trajectory.
 
-`{prompt}` is what the model was first asked, `{response}` its last response, `{transcript}` the last
-prompt and response together, `{metadata[key]}` a value. All are put in at once, so braces in a text
-that is put in mean nothing; other braces in the template stay as they are.
+`{prompt}` is the first prompt, `{response}` the last response, `{transcript}` the last prompt and
+response together, `{metadata[key]}` a value. All are replaced in one pass, so braces in an inserted
+text mean nothing; other braces in the template stay as they are.
 """
 
 import re
@@ -12,24 +12,24 @@ import msgspec
 
 from reward.api import RewardFailed, Trajectory
 
-PLACE = re.compile(r"\{(prompt|response|transcript|metadata\[([^\]{}]+)\])\}")
+PLACEHOLDER = re.compile(r"\{(prompt|response|transcript|metadata\[([^\]{}]+)\])\}")
 
 
 def fill(template: str, trajectory: Trajectory) -> str:
-    def put(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         if match[2] is not None:
-            return _value(trajectory.metadata, match[2])
+            return _metadata_text(trajectory.metadata, match[2])
         if match[1] == "response":
             return trajectory.text
         if match[1] == "transcript":
             return "".join(step.prompt_text + step.text for step in trajectory.steps[-1:])
         return trajectory.steps[0].prompt_text if trajectory.steps else ""
 
-    return PLACE.sub(put, template)
+    return PLACEHOLDER.sub(replace, template)
 
 
-def _value(metadata: Mapping[str, object], key: str) -> str:
+def _metadata_text(metadata: Mapping[str, object], key: str) -> str:
     if key not in metadata:
-        raise RewardFailed(f"the template needs metadata[{key!r}], which is not there")
+        raise RewardFailed(f"the template needs metadata[{key!r}], which the trajectory lacks")
     value = metadata[key]
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

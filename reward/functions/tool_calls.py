@@ -1,4 +1,4 @@
-"""Whether the tools were called in a way that they could be."""
+"""Scores whether tool calls are well formed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,13 +7,13 @@ import msgspec
 
 from reward.api import Reward, RewardFailed, Trajectory, TrajectoryStep
 from reward.functions import Score
-from reward.functions.json_schema import misfit, validator
+from reward.functions.json_schema import find_mismatch, validator
 
-KEPT = 8
-"""Errors that are kept in the record."""
+MAX_ERRORS = 8
+"""Errors in the reward's details."""
 
 Tools = dict[str, Any]
-"""Schemas of the parameters by name."""
+"""JSON schemas of the parameters, by the tool's name."""
 
 
 def tool_calls(
@@ -25,24 +25,24 @@ def tool_calls(
 ) -> Score:
     """The share of tool calls in the trajectory that are well formed.
 
-    A call stands between the tags and is a JSON object with a `name` and an object of `arguments`.
-    When metadata[key] lists tools (as the OpenAI API has them, or by name), the name must be among
-    them; with `schemas`, arguments must fit the tool's parameters, too. `per_step` gives each Step
-    its own share as well. A trajectory without any call gets no opinion.
+    A call is a JSON object between the tags, with a `name` and an object of `arguments`. If
+    metadata[key] lists tools (in the format of the OpenAI API, or their names), the name must be one of
+    them; with `schemas`, the arguments must also match the tool's parameters. `per_step` also gives
+    each Step its own share. A trajectory without tool calls gets no reward.
     """
 
     def score(trajectory: Trajectory) -> Reward | None:
         tools = known_tools(trajectory.metadata.get(key), key)
-        judged = [
-            [_problem(call, tools, schemas) for call in _calls(step, start, end)]
+        problems_by_step = [
+            [_find_problem(call, tools, schemas) for call in _calls(step, start, end)]
             for step in trajectory.steps
         ]
-        problems = [problem for step in judged for problem in step]
+        problems = [problem for of_step in problems_by_step for problem in of_step]
         if not problems:
             return None
         errors = [problem for problem in problems if problem is not None]
-        details = {"calls": len(problems), "malformed": len(errors), "errors": errors[:KEPT]}
-        shares = [_share(step) for step in judged] if per_step else ()
+        details = {"calls": len(problems), "malformed": len(errors), "errors": errors[:MAX_ERRORS]}
+        shares = [_share(of_step) for of_step in problems_by_step] if per_step else ()
         return Reward(_share(problems), steps=shares, details=details)
 
     return score
@@ -53,13 +53,13 @@ def _share(problems: list[str | None]) -> float | None:
 
 
 def _calls(step: TrajectoryStep, start: str, end: str) -> Iterator[str | None]:
-    """What stands between the tags; None for a call that was not finished."""
+    """The text between the tags; None for a call without an end tag."""
     for part in step.text.split(start)[1:]:
         call, closed, _ = part.partition(end)
         yield call if closed else None
 
 
-def _problem(call: str | None, tools: Tools | None, schemas: bool) -> str | None:
+def _find_problem(call: str | None, tools: Tools | None, schemas: bool) -> str | None:
     if call is None:
         return "the call is not closed"
     try:
@@ -73,22 +73,22 @@ def _problem(call: str | None, tools: Tools | None, schemas: bool) -> str | None
         return f"{name[:100]}: arguments are not an object"
     if tools is not None and name not in tools:
         return f"there is no tool {name[:100]}"
-    return _unfit(name, arguments, tools[name]) if schemas and tools else None
+    return _find_argument_problem(name, arguments, tools[name]) if schemas and tools else None
 
 
-def _unfit(name: str, arguments: dict[str, Any], parameters: Any) -> str | None:
+def _find_argument_problem(name: str, arguments: dict[str, Any], parameters: Any) -> str | None:
     if parameters is None:
         return None
     try:
         schema = validator(msgspec.json.encode(parameters).decode())
     except ValueError as error:
         raise RewardFailed(f"parameters of the tool {name}: {error}") from None
-    problem = misfit(schema, msgspec.json.encode(arguments).decode())
+    problem = find_mismatch(schema, msgspec.json.encode(arguments).decode())
     return None if problem is None else f"{name}: {problem}"
 
 
 def known_tools(listed: Any, key: str) -> Tools | None:
-    """From names, from OpenAI's form, or from the functions within it; also as JSON text."""
+    """From a list of names, or of tools or functions in OpenAI's format; also as JSON text."""
     if listed is None:
         return None
     try:

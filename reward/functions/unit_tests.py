@@ -1,4 +1,4 @@
-"""Code that passes its tests."""
+"""Scores code by the tests that it passes, in a sandbox."""
 
 import asyncio
 import os
@@ -14,8 +14,8 @@ from reward.functions.code_blocks import last_block
 from reward.functions.sandbox import Finished, open_sandbox
 
 HARNESS = Path(harness.__file__)
-KEPT = 5
-"""Failures that are kept in the record."""
+MAX_ERRORS = 5
+"""Failed tests in the reward's details."""
 
 
 def unit_tests(
@@ -26,44 +26,45 @@ def unit_tests(
     at_a_time: int = 0,
     network: str = "",
 ) -> AsyncScore:
-    """The share of tests that Python code in the last response passes, run without network.
+    """The share of tests that the Python code in the last response passes, run without network.
 
-    The code is the last fenced block. metadata[key] holds the tests: a text of Python, or a list.
-    An item of the list is Python that runs after the code (functions `test…` and unittest cases in
-    it are a test each, else it is one), or {"input": …, "output": …} for a program that reads and
-    prints. {"inputs": […], "outputs": […]} is the same as a list of these. Without tests there is no
-    opinion. `limit_s` and `memory_mb` are for all tests of a trajectory together; what is not done
-    by then has failed. With `all_or_nothing` it is 1 or 0. Code may not start processes.
+    The code is the last fenced block. metadata[key] holds the tests: Python code, or a list. An item of
+    the list is Python code that runs after the solution (each function `test…` and unittest case in it
+    is a test; without any, the code itself is one), or {"input": …, "output": …} for a program that
+    reads and prints. {"inputs": […], "outputs": […]} is the same as a list of these. Without tests the
+    trajectory gets no reward. `limit_s` and `memory_mb` apply to all tests of a trajectory together;
+    tests that are not done by then have failed. With `all_or_nothing` the reward is 1 or 0. The code
+    cannot start processes.
 
-    `at_a_time` is how many run at once, by default one per core: more would slow each other until
-    good code runs out of time. `network` asks for one way to take it away: namespace or seccomp.
+    `at_a_time` limits the trajectories tested at once, by default to one per core: more would slow each
+    other down until good code times out. `network` selects how it is blocked: namespace or seccomp.
     """
     sandbox = open_sandbox(limit_s, memory_mb, network)
-    free = asyncio.Semaphore(at_a_time or os.cpu_count() or 1)
+    slots = asyncio.Semaphore(at_a_time or os.cpu_count() or 1)
 
     async def score(trajectory: Trajectory) -> Reward | None:
-        given = trajectory.metadata.get(key)
-        if given is None:
+        specified = trajectory.metadata.get(key)
+        if specified is None:
             return None
-        tests = as_list(given, key)
-        word = secrets.token_hex(8)
+        tests = as_list(specified, key)
+        secret = secrets.token_hex(8)
         code = last_block(trajectory.text, "python", "py", "python3")
-        asked = msgspec.json.encode({"word": word, "code": code, "tests": tests})
-        async with free:
-            finished = await sandbox.run(HARNESS, asked)
-        return _reward(finished, word, len(tests), all_or_nothing)
+        task = msgspec.json.encode({"secret": secret, "code": code, "tests": tests})
+        async with slots:
+            finished = await sandbox.run(HARNESS, task)
+        return _reward(finished, secret, len(tests), all_or_nothing)
 
     return score
 
 
-def as_list(given: Any, key: str) -> list[Any]:
-    """Each item is Python, or an input with its output."""
-    if isinstance(given, dict) and {"inputs", "outputs"} <= given.keys():
-        pairs = zip(given["inputs"], given["outputs"], strict=False)
-        given = [{"input": read, "output": printed} for read, printed in pairs]
-    tests = [given] if isinstance(given, str | dict) else given
+def as_list(specified: Any, key: str) -> list[Any]:
+    """A list in which each item is Python code, or an input with its expected output."""
+    if isinstance(specified, dict) and {"inputs", "outputs"} <= specified.keys():
+        pairs = zip(specified["inputs"], specified["outputs"], strict=False)
+        specified = [{"input": read, "output": printed} for read, printed in pairs]
+    tests = [specified] if isinstance(specified, str | dict) else specified
     if not isinstance(tests, list) or not tests or not all(_is_test(test) for test in tests):
-        raise RewardFailed(f"metadata[{key!r}] holds no tests")
+        raise RewardFailed(f"metadata[{key!r}] has no tests")
     return tests
 
 
@@ -73,17 +74,17 @@ def _is_test(test: Any) -> bool:
     return isinstance(test, str)
 
 
-def _reward(finished: Finished, word: str, items: int, all_or_nothing: bool) -> Reward:
-    told = [line.split(" ", 2) for line in finished.report.decode(errors="replace").splitlines()]
-    said = [(kind, what) for one, kind, what in (t for t in told if len(t) == 3) if one == word]
-    held = [int(what) for kind, what in said if kind == "holds"]
-    outcomes = [what for kind, what in said if kind == "test"]
-    # An item that was not reached holds one test or more.
-    total = sum(held) + items - len(held)
+def _reward(finished: Finished, secret: str, items: int, all_or_nothing: bool) -> Reward:
+    report = finished.report.decode(errors="replace").splitlines()
+    lines = [line.removeprefix(f"{secret} ") for line in report if line.startswith(f"{secret} ")]
+    counts = [int(line.removeprefix("holds ")) for line in lines if line.startswith("holds ")]
+    outcomes = [line.removeprefix("test ") for line in lines if line.startswith("test ")]
+    # An item that was not reached counts as one test, although it may hold more.
+    total = sum(counts) + items - len(counts)
     passed = outcomes.count("ok")
     details: dict[str, Any] = {"passed": passed, "failed": total - passed}
     if passed < total:
-        details["errors"] = [outcome for outcome in outcomes if outcome != "ok"][:KEPT]
+        details["errors"] = [outcome for outcome in outcomes if outcome != "ok"][:MAX_ERRORS]
         details["output"] = finished.tail
     if len(outcomes) < total:
         details["ended"] = _ended(finished.status)
@@ -93,5 +94,5 @@ def _reward(finished: Finished, word: str, items: int, all_or_nothing: bool) -> 
 
 def _ended(status: int | None) -> str:
     if status is None:
-        return "its time was up"
-    return f"the process ended with {status}"
+        return "the time limit was reached"
+    return f"the process exited with status {status}"

@@ -175,8 +175,8 @@ def test_text_needs_the_tokenizer_of_the_steps(connection: Connection, tmp_path:
 def test_nothing_is_written_when_something_is_wrong(log: Connection, tmp_path: Path) -> None:
     settings = {**log.model_dump(), "into": tmp_path / "out", "topic": "steps"}
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"from_": 1_000}, "the range holds nothing"),
-        ({"of_run": ("run",), "from_version": 7}, "version 7 of run run was never opened"),
+        ({"from_": 1_000}, "The range selects nothing"),
+        ({"of_run": ("run",), "from_version": 7}, "Version 7 of run run does not exist"),
         ({"channel": "nobody's"}, "No trajectory of .* matches the selection"),
         ({"rewards": "missing", "topic": "rewarded"}, "rewarded.missing does not exist"),
     ]
@@ -196,7 +196,7 @@ def test_nothing_is_written_when_something_is_wrong(log: Connection, tmp_path: P
 def test_bytes_that_are_no_record_are_passed_over(log: Connection, tmp_path: Path) -> None:
     produce_raw(log, single_object_header(Step) + b"rubbish")
     settings = ExportSettings(**log.model_dump(), into=tmp_path / "out", topic="steps")
-    assert "1 records are none of ours" in export(settings)
+    assert "1 records were not written by steplog" in export(settings)
 
 
 def produce_raw(connection: Connection, value: bytes) -> None:

@@ -63,7 +63,7 @@ def test_a_posted_group_is_left_out_and_counted(
     write(log, REWARDED, [posted()])
     exported(log, tmp_path / "all", topic="rewarded")
     told = import_(other, tmp_path / "all", into_topic="rewarded", run="archive")
-    assert told.endswith("; 3 were invalid, or posted by an environment")
+    assert told.endswith("; 3 trajectories were invalid, or posted by an environment: left out")
     exported(log, tmp_path / "posted", topic="rewarded", of_run=[posted().run])
     with pytest.raises(Fatal, match=r"no Steps in .* that can be imported"):
         import_(other, tmp_path / "posted", into_topic="rewarded", run="archive")

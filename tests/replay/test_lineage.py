@@ -139,7 +139,7 @@ def test_the_command_speaks_in_sentences(
     assert first == "trajectory c-0: completed, prompt c, channel train, run run"
     assert last.startswith("run run: trained version 2, in a group of 4 (Decision ")
     assert cli.main(["replay", "lineage", "--trajectory", "nobody", *reach]) == 1
-    sentence = "steplog: the log has no trajectory nobody, and the ledger does not name it\n"
+    sentence = "steplog: The log has no trajectory nobody, and no Decision names it.\n"
     assert capsys.readouterr().err == sentence
 
 

@@ -135,7 +135,7 @@ async def test_a_score_that_cannot_be_read_is_asked_for_again(server: Server) ->
         assert (await judged(server)).value == 0.5
     server.says("Good!")
     server.asked.clear()
-    with pytest.raises(RewardFailed, match="no score can be read"):
+    with pytest.raises(RewardFailed, match="no readable score"):
         await judged(server)
     assert len(server.asked) == 2
 

@@ -161,7 +161,7 @@ def test_the_tolerance_can_be_wider() -> None:
 
 
 def test_a_true_answer_that_is_no_number_is_a_failure() -> None:
-    with pytest.raises(RewardFailed, match="holds no number"):
+    with pytest.raises(RewardFailed, match="has no number"):
         numeric_answer()(make_trajectory("3", answer="three"))
 
 

@@ -66,7 +66,7 @@ def asked(log: Connection, function: str, **settings: Any) -> RescoreSettings:
 @pytest.fixture(autouse=True)
 def signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C stays the tests' own."""
-    monkeypatch.setattr(rescore, "stopped_by_signals", threading.Event)
+    monkeypatch.setattr(rescore, "stop_on_signals", threading.Event)
 
 
 def run(log: Connection, function: str, **settings: Any) -> dict[str, Any]:
@@ -106,7 +106,9 @@ def test_a_range_is_scored_again_and_the_first_rewards_stay(
     again = run(log, f"{functions}:picky", into="beside", from_=before[-1].offset)
     assert (again["trajectories"], again["scored"]) == (3, 0)
     assert ends(log, "rewarded.beside") == found
-    with pytest.raises(Fatal, match=r"is scored by picky .* would be length .* another tag"):
+    with pytest.raises(
+        Fatal, match=r"is scored by picky .* would score with length .* another tag"
+    ):
         run(log, f"{functions}:length", into="beside", from_=before[-1].offset)
     with pytest.raises(Fatal, match=r"was begun with another range or filter"):
         run(log, f"{functions}:picky", into="beside")
@@ -171,7 +173,7 @@ def test_what_cannot_be_done_is_one_sentence_and_nothing_is_written(
     write(log, STEPS, [step("s", tokenizer="0123456789abcdef"), end()])
     refused: list[tuple[str, dict[str, Any]]] = [
         ("the range holds nothing", {"from_": 500}),
-        ("fits the filter", {"where": ("task=none",)}),
+        ("matches the filter", {"where": ("task=none",)}),
         ("version 3 of run run was never opened", {"of_run": ("run",), "from_version": 3}),
         ("small letters, digits and dashes", {"into": "Not.So"}),
         (r"recorded with 0123456789abcdef", {"tokenizer": str(tokenizer)}),
@@ -179,7 +181,7 @@ def test_what_cannot_be_done_is_one_sentence_and_nothing_is_written(
     for sentence, settings in refused:
         with pytest.raises(Fatal, match=sentence):
             run(log, length, **{"into": "bad", **settings})
-    with pytest.raises(Fatal, match="there is no reward function 'none'"):
+    with pytest.raises(Fatal, match="There is no reward function 'none'"):
         run(log, "none", into="bad")
     unreadable(log)
     with pytest.raises(
