@@ -7,6 +7,7 @@ from typing import Any
 
 from pool.core.groups import Group, feedback_of
 from pool.core.progress import Received
+from pool.core.scored_groups import UNKNOWN_WEIGHTS
 from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
 from pool.core.versions import Version
 from pool.topics import STEPS

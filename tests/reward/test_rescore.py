@@ -172,10 +172,10 @@ def test_what_cannot_be_done_is_one_sentence_and_nothing_is_written(
         run(log, length, into="bad")
     write(log, STEPS, [step("s", tokenizer="0123456789abcdef"), end()])
     refused: list[tuple[str, dict[str, Any]]] = [
-        ("the range holds nothing", {"from_": 500}),
+        ("The range selects nothing", {"from_": 500}),
         ("matches the filter", {"where": ("task=none",)}),
-        ("version 3 of run run was never opened", {"of_run": ("run",), "from_version": 3}),
-        ("small letters, digits and dashes", {"into": "Not.So"}),
+        ("Version 3 of run run does not exist", {"of_run": ("run",), "from_version": 3}),
+        ("lower-case letters, digits and dashes", {"into": "Not.So"}),
         (r"recorded with 0123456789abcdef", {"tokenizer": str(tokenizer)}),
     ]
     for sentence, settings in refused:
