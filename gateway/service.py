@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 import uvloop
 
 from gateway.app import GatewayApp, make_app
-from gateway.atropos.mount import Mounted
-from gateway.atropos.service import BACKLOG, end_with_keeper
-from gateway.atropos.supervisor import Life, keep
+from gateway.atropos.mount import AtroposMount
+from gateway.atropos.service import BACKLOG, exit_with_supervisor
+from gateway.atropos.supervisor import Supervision, supervise
 from gateway.calls.generation import Generator
 from gateway.engines.policy import Policy
 from gateway.engines.router import open_engines
@@ -66,21 +66,21 @@ def _listen(settings: GatewaySettings) -> Iterator[socket.socket]:
 def _serve_with_atropos(
     state: GatewayState, gateway: GatewayApp, listeners: Sequence[socket.socket]
 ) -> int:
-    mounted = Mounted(state.settings.atropos_settings(), state.keys)
-    app = mounted.beside(gateway)
+    mount = AtroposMount(state.settings.atropos_settings(), state.keys)
+    app = mount.wrap(gateway)
     for listener in listeners:
         listener.listen(BACKLOG)
 
-    async def serve_life(life: Life) -> None:
+    async def serve_until_exit(supervision: Supervision) -> None:
         server = http_server(app, state.settings.drain_s, backlog=BACKLOG)
-        end_with_keeper(server, life)
-        await serve_beside(server, listeners, _run_parts(state), mounted.run(life))
+        exit_with_supervisor(server, supervision)
+        await serve_beside(server, listeners, _run_parts(state), mount.run(supervision))
 
-    def serve_once(life: Life) -> None:
+    def serve_once(supervision: Supervision) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve_life(life))
+            runner.run(serve_until_exit(supervision))
 
-    return keep(serve_once)
+    return supervise(serve_once)
 
 
 async def _run_parts(state: GatewayState) -> None:

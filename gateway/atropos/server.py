@@ -1,8 +1,8 @@
-"""What each route does to the state, and when its answer may be given.
+"""What each route does to the state, and when its answer may be sent.
 
-An answer is given when the log has what it says. A batch is being sent from when it is formed until
-its last byte is on its way and the log knows it: only if its response breaks off, or the server dies
-before, it is sent again.
+A client gets its answer only after the log has what the answer says. A batch counts as being sent from
+when it is formed until its last byte is on its way and the log knows that. It is sent again only if its
+response breaks off, or the server dies before that.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.atropos import metrics
-from gateway.atropos.http.scored_data import Posted
-from gateway.atropos.log.retries import Delivery, Retries
-from gateway.atropos.log.writer import Log
+from gateway.atropos.log.retries import Delivery, RetryDetector
+from gateway.atropos.log.writer import LogWriter
+from gateway.atropos.scored_data import PostedGroup
 from gateway.atropos.state.env_status import env_status
 from gateway.atropos.state.events import (
     Began,
@@ -28,8 +28,8 @@ from gateway.atropos.state.events import (
     Settled,
     Training,
 )
-from gateway.atropos.state.queue import Group
-from gateway.atropos.state.state import State
+from gateway.atropos.state.queue import QueuedGroup
+from gateway.atropos.state.state import AtroposState
 from gateway.errors import Unavailable
 
 NOT_REGISTERED = {
@@ -38,66 +38,66 @@ NOT_REGISTERED = {
     "batch": [],
 }
 WAIT = {"status": "wait for trainer to start"}
-GONE_AFTER = 15.0
-"""Seconds of silence after which whoever registers under an environment's name is taken for it. It
-polls ten times a second, and begins five seconds after it has registered."""
-TELL_AFTER = 0.1
-"""Seconds without a record until an event says which answers were sent."""
+REPLACED_AFTER_S = 15.0
+"""After this much silence of an environment, one that registers under its name takes its place. An
+environment polls ten times a second, starting five seconds after it has registered."""
+RECORD_AFTER_S = 0.1
+"""Time without a record after which an event records which answers were sent."""
 
 
-class Server:
+class AtroposServer:
     def __init__(
         self,
-        state: State,
-        retries: Retries,
-        log: Log,
+        state: AtroposState,
+        retries: RetryDetector,
+        writer: LogWriter,
         silent_after_s: float,
         max_queue: int | None,
     ) -> None:
         self.state = state
         self.retries = retries
-        self.log = log
-        self._silent_after = silent_after_s
+        self._writer = writer
+        self._silent_after_s = silent_after_s
         self._max_queue = max_queue
-        self._coming = 0
+        self._pending_groups = 0
         """Groups that are being written."""
-        self._joining = asyncio.Lock()
-        self._heard: dict[int, float] = {}
+        self._registering_env = asyncio.Lock()
+        self._last_heard: dict[int, float] = {}
         self._began = time.monotonic()
-        self._forming = asyncio.Lock()
-        self._being_sent: set[int] = set()
+        self._forming_batch = asyncio.Lock()
+        self._sending: set[int] = set()
 
     async def register(self, training: Training) -> None:
         if self.state.training is None:
-            await self.log.happen(Registered(training=training), lambda: None)
+            await self._writer.append_event(Registered(training=training), lambda: None)
 
     async def register_env(self, env: Env) -> dict[str, Any]:
-        async with self._joining:
+        async with self._registering_env:
             if not self.state.started:
                 return WAIT
-            joined = Joined(env=env, env_id=self._gone(env.desired_name))
-            return await self.log.happen(joined, lambda: self._joined(joined))
+            joined = Joined(env=env, env_id=self._find_replaceable(env.desired_name))
+            return await self._writer.append_event(joined, lambda: self._answer_to_env(joined))
 
-    def _gone(self, name: str) -> int | None:
-        """The first environment of this name that said that it leaves, or is not heard any more."""
-        gone = self._silent_for(min(GONE_AFTER, self._silent_after))
+    def _find_replaceable(self, name: str) -> int | None:
+        """The first environment of this name that has disconnected or fallen silent."""
+        silent = self._silent_for(min(REPLACED_AFTER_S, self._silent_after_s))
         return next(
             (
                 env_id
                 for env_id, env in enumerate(self.state.envs)
-                if env.desired_name == name and (not env.connected or env_id in gone)
+                if env.desired_name == name and (not env.connected or env_id in silent)
             ),
             None,
         )
 
-    def _joined(self, event: Joined) -> dict[str, Any]:
-        """What an environment is told that has just registered."""
+    def _answer_to_env(self, event: Joined) -> dict[str, Any]:
+        """The answer to an environment that has just registered."""
         training = self.state.training
         if training is None or not self.state.envs:
             return WAIT
         env_id = event.env_id if self.state.rejoins(event) else None
         env_id = len(self.state.envs) - 1 if env_id is None else env_id
-        self._hear(env_id)
+        self._note_activity(env_id)
         return {
             "status": "success",
             "env_id": env_id,
@@ -111,135 +111,137 @@ class Server:
     async def disconnect_env(self, env_id: int) -> dict[str, Any]:
         if self.state.env(env_id) is None:
             return {"status": "failure", "error": f"no environment has the id {env_id}"}
-        await self.log.happen(Left(env_id=env_id), lambda: None)
+        await self._writer.append_event(Left(env_id=env_id), lambda: None)
         return {"status": "success"}
 
     async def status_env(self, env_id: int) -> dict[str, Any] | None:
-        """None: there is no such environment."""
-        self._hear(env_id)
-        self._look_for_silence()
-        found = env_status(self.state, env_id)
-        if found is None:
+        """Returns None if there is no such environment."""
+        self._note_activity(env_id)
+        self._update_silent()
+        status = env_status(self.state, env_id)
+        if status is None:
             return None
-        if found.group_size > self.state.envs[env_id].group_size:
-            event = Resized(env_id=env_id, group_size=found.group_size)
-            await self.log.happen(event, lambda: None)
-        return found.answer
+        if status.group_size > self.state.envs[env_id].group_size:
+            event = Resized(env_id=env_id, group_size=status.group_size)
+            await self._writer.append_event(event, lambda: None)
+        return status.answer
 
     async def post(
-        self, groups: Sequence[Posted], deliveries: Sequence[Delivery]
+        self, groups: Sequence[PostedGroup], deliveries: Sequence[Delivery]
     ) -> list[int | None]:
-        """Takes groups in, without those that the log has already; for each, the size of its buffer
-        or None. All of them are refused when there is no room."""
+        """Appends the groups that the log does not have yet; returns for each the size of its buffer,
+        or None if it is in the queue. All of them are refused when the queue is full."""
         for group in groups:
             if group.env_id is not None:
-                self._hear(group.env_id)
+                self._note_activity(group.env_id)
         new = [n for n, delivery in enumerate(deliveries) if delivery.sequence is None]
         if len(new) < len(groups):
             metrics.retries.inc(len(groups) - len(new))
-        taken = await self._take_in([groups[n] for n in new], [deliveries[n] for n in new])
+        taken = await self._append([groups[n] for n in new], [deliveries[n] for n in new])
         sizes = dict(zip(new, taken, strict=True))
         return [
-            sizes[n] if n in sizes else self._as_answered(group) for n, group in enumerate(groups)
+            sizes[n] if n in sizes else self._repeated_answer(group)
+            for n, group in enumerate(groups)
         ]
 
-    def _check_room(self, groups: Sequence[Posted], most: int) -> None:
-        """What waits in a buffer may be what completes the next batch, so it does not count with the
-        queue; a buffer that is as long by itself never sums up."""
+    def _check_room(self, groups: Sequence[PostedGroup], limit: int) -> None:
+        """Buffered groups are not added to the queue's length, because the next post may complete them;
+        but a buffer that alone is as long as the limit will never be completed."""
         state = self.state
         formed = sum(len(batch) for batch in state.unhanded.values())
         envs = {posted.env_id for posted in groups}
         buffers = (buffer for env_id, buffer in state.buffers.items() if env_id in envs)
         fullest = max((len(buffer.groups) for buffer in buffers), default=0)
-        waiting = max(len(state.queue) + formed + self._coming, fullest)
-        if waiting >= most:
+        waiting = max(len(state.queue) + formed + self._pending_groups, fullest)
+        if waiting >= limit:
             metrics.refused.inc(len(groups))
             raise Unavailable(
-                f"{waiting} groups wait for the trainer, and --max-queue is {most}; try again later"
+                f"{waiting} groups wait for the trainer (--max-queue is {limit}); try again later"
             )
 
-    async def _take_in(
-        self, groups: Sequence[Posted], deliveries: Sequence[Delivery]
+    async def _append(
+        self, groups: Sequence[PostedGroup], deliveries: Sequence[Delivery]
     ) -> list[int | None]:
         if not groups:
             return []
         if self._max_queue is not None:
             self._check_room(groups, self._max_queue)
-        self._coming += len(groups)
+        self._pending_groups += len(groups)
         try:
-            sizes = await self.log.post(groups, deliveries)
+            sizes = await self._writer.append_posted(groups, deliveries)
         finally:
-            self._coming -= len(groups)
+            self._pending_groups -= len(groups)
         metrics.groups.inc(len(groups))
         metrics.sequences.inc(sum(group.size for group in groups))
         return sizes
 
-    def _as_answered(self, posted: Posted) -> int | None:
-        """What a group that is here already would be told."""
+    def _repeated_answer(self, posted: PostedGroup) -> int | None:
+        """The answer to a group that the log has already."""
         env = None if posted.env_id is None else self.state.env(posted.env_id)
         if env is None or posted.env_id is None or env.group_size == posted.size:
             return None
         buffer = self.state.buffers.get(posted.env_id)
         return buffer.sequences if buffer else 0
 
-    async def batch(self) -> tuple[int, list[Group]] | None:
-        """A batch that nobody else is being sent, and its number: to be given to `handed`."""
-        async with self._forming:
+    async def batch(self) -> tuple[int, list[QueuedGroup]] | None:
+        """The number and groups of a batch that no other client is being sent. Pass the number to
+        `finish_batch` afterwards."""
+        async with self._forming_batch:
             if not self.state.started:
-                await self.log.happen(Began(), lambda: None)
+                await self._writer.append_event(Began(), lambda: None)
             if self._next_unsent() is None:
-                self._look_for_silence()
+                self._update_silent()
                 if formed := self.state.next_batch():
-                    await self.log.happen(formed, lambda: None)
+                    await self._writer.append_event(formed, lambda: None)
             number = self._next_unsent()
             if number is None:
                 return None
-            self._being_sent.add(number)
+            self._sending.add(number)
             return number, self.state.unhanded[number]
 
     def _next_unsent(self) -> int | None:
-        return next((n for n in self.state.unhanded if n not in self._being_sent), None)
+        return next((n for n in self.state.unhanded if n not in self._sending), None)
 
-    async def handed(self, number: int, sent: bool) -> None:
+    async def finish_batch(self, number: int, is_sent: bool) -> None:
         try:
-            if sent:
-                await self.log.happen(Handed(number=number), lambda: None)
+            if is_sent:
+                await self._writer.append_event(Handed(number=number), lambda: None)
                 metrics.batches.inc()
             else:
                 metrics.broken_off.inc()
         finally:
-            self._being_sent.discard(number)
+            self._sending.discard(number)
 
     async def reset(self) -> None:
-        await self.log.happen(Reset(), self._heard.clear)
+        await self._writer.append_event(Reset(), self._last_heard.clear)
 
-    def _hear(self, env_id: int) -> None:
+    def _note_activity(self, env_id: int) -> None:
         if 0 <= env_id < len(self.state.envs):
-            self._heard[env_id] = time.monotonic()
+            self._last_heard[env_id] = time.monotonic()
 
-    def _look_for_silence(self) -> None:
-        """Who has been silent for long is taken to be gone, until it is heard again."""
-        self.state.silent = self._silent_for(self._silent_after)
+    def _update_silent(self) -> None:
+        """An environment that has been silent for long counts as gone until it is heard again."""
+        self.state.silent = self._silent_for(self._silent_after_s)
 
     def _silent_for(self, seconds: float) -> frozenset[int]:
         now = time.monotonic()
         return frozenset(
             env_id
             for env_id in range(len(self.state.envs))
-            if now - self._heard.get(env_id, self._began) > seconds
+            if now - self._last_heard.get(env_id, self._began) > seconds
         )
 
-    async def tell_for_ever(self) -> None:
-        """Sees to it that the log knows which answers were sent, also when nothing else is written."""
+    async def record_sent_answers(self) -> None:
+        """Records which answers were sent when no other record does; runs until cancelled."""
         newest = 0
         while True:
-            await asyncio.sleep(TELL_AFTER)
-            # While records follow each other, each tells of the answers before it.
-            if self.log.newest == newest and not self.log.tells_all:
-                await self.log.happen(Settled(), lambda: None)
-            newest = self.log.newest
+            await asyncio.sleep(RECORD_AFTER_S)
+            # While records follow each other, each one says which answers before it were sent.
+            if self._writer.newest == newest and not self._writer.has_recorded_all_answers:
+                await self._writer.append_event(Settled(), lambda: None)
+            newest = self._writer.newest
 
     async def stop(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(5):
-                await self.log.write_snapshot(stopped=True)
+                await self._writer.write_snapshot(stopped=True)

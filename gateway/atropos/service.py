@@ -1,4 +1,4 @@
-"""The Atropos server as a process: a keeper of the socket, and the server behind it."""
+"""The Atropos server as a process: a supervisor that holds the socket, and the server behind it."""
 
 import asyncio
 import logging
@@ -10,16 +10,16 @@ import uvicorn
 import uvloop
 
 from gateway.atropos import metrics
-from gateway.atropos.agents.assembly import Agents
+from gateway.atropos.agents.assembly import AgentGroups
 from gateway.atropos.http.app import AtroposApp
-from gateway.atropos.http.routes import Gate
-from gateway.atropos.log.prompt_uids import Neighbours
-from gateway.atropos.log.rebuild import Rebuild, Rebuilt
-from gateway.atropos.log.retries import Retries
-from gateway.atropos.log.writer import Log
-from gateway.atropos.server import Server
+from gateway.atropos.http.gate import Gate
+from gateway.atropos.log.prompt_uids import PromptUids
+from gateway.atropos.log.rebuild import RebuiltState, StateRebuild
+from gateway.atropos.log.retries import RetryDetector
+from gateway.atropos.log.writer import LogWriter
+from gateway.atropos.server import AtroposServer
 from gateway.atropos.settings import AtroposSettings
-from gateway.atropos.supervisor import Life, keep
+from gateway.atropos.supervisor import Supervision, supervise
 from gateway.http.keys import load_keys
 from gateway.http.server import http_server, serve_beside
 from pool import topics
@@ -32,139 +32,150 @@ from servicekit.process import listen, start_logging, tune_garbage_collector
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
-"""Connections that wait while no server is there."""
-RETRY_AFTER = 1.0
-STALLED_AFTER = 3.0
-"""Seconds that a record waits for its acknowledgement until we say that we are not ready."""
+"""Connections that wait in the socket while the server is restarted."""
+RETRY_AFTER_S = 1.0
+STALLED_AFTER_S = 3.0
+"""Without an acknowledgement from Kafka for this long, /ready answers 503."""
+LINGER_MS = 1
+"""How long a group waits for others, so that posts that arrive together share a request to Kafka."""
 
 
 def serve(settings: AtroposSettings) -> int:
-    """Runs until SIGTERM or Ctrl-C; gives an exit code when it cannot."""
+    """Runs until SIGTERM or Ctrl-C; returns the exit code."""
     keys = load_keys(settings.keys, settings.keys_file, None)
     with listen(settings.host, settings.port) as listener:
         listener.listen(BACKLOG)
         start_logging("atropos", settings)
         log.info("listening on http://%s:%d", *listener.getsockname()[:2])
-        # Made once, before any server is: it takes longer than all that a server does to begin.
+        # Built before the first fork: it takes longer than everything else a server does to start.
         gate = Gate()
         app = AtroposApp(gate, settings.max_body_bytes, keys)
         tune_garbage_collector()
 
-        def serve_once(life: Life) -> None:
+        def serve_once(supervision: Supervision) -> None:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_serve(settings, listener, gate, app, life))
+                runner.run(_serve(settings, listener, gate, app, supervision))
 
-        return keep(serve_once)
+        return supervise(serve_once)
 
 
 async def _serve(
-    settings: AtroposSettings, listener: socket.socket, gate: Gate, app: AtroposApp, life: Life
+    settings: AtroposSettings,
+    listener: socket.socket,
+    gate: Gate,
+    app: AtroposApp,
+    supervision: Supervision,
 ) -> None:
     server = http_server(app, settings.drain_s, backlog=BACKLOG)
-    end_with_keeper(server, life)
-    await serve_beside(server, [listener], run_parts(settings, gate, life))
+    exit_with_supervisor(server, supervision)
+    await serve_beside(server, [listener], run_parts(settings, gate, supervision))
 
 
-def end_with_keeper(server: uvicorn.Server, life: Life) -> None:
-    def orphaned() -> None:
-        asyncio.get_running_loop().remove_reader(life.keeper)
+def exit_with_supervisor(server: uvicorn.Server, supervision: Supervision) -> None:
+    """Shuts the server down when its supervisor exits."""
+
+    def shut_down() -> None:
+        asyncio.get_running_loop().remove_reader(supervision.supervisor_fd)
         server.should_exit = True
 
-    asyncio.get_running_loop().add_reader(life.keeper, orphaned)
+    asyncio.get_running_loop().add_reader(supervision.supervisor_fd, shut_down)
 
 
-async def run_parts(settings: AtroposSettings, gate: Gate, life: Life) -> None:
-    """Keeps the parts running until cancelled; raises when they cannot go on."""
+async def run_parts(settings: AtroposSettings, gate: Gate, supervision: Supervision) -> None:
+    """Rebuilds the state, opens the gate and runs the background tasks until cancelled; raises when
+    they cannot continue."""
     while True:
         try:
-            async with _open_parts(settings, gate, life) as tasks:
+            async with _open_parts(settings, gate, supervision) as tasks:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
         except BrokerUnavailable as error:
-            # Only before it is ready: later, records are sent again.
-            log.warning("waiting: %s", error)
-            await asyncio.sleep(RETRY_AFTER)
+            # Happens only before the server is ready: later, records are sent again.
+            log.warning("Waiting for Kafka: %s", error)
+            await asyncio.sleep(RETRY_AFTER_S)
 
 
 @asynccontextmanager
 async def _open_parts(
-    settings: AtroposSettings, gate: Gate, life: Life
+    settings: AtroposSettings, gate: Gate, supervision: Supervision
 ) -> AsyncIterator[list["asyncio.Task[None]"]]:
-    gate.problem = lambda: f"waiting for Kafka at {settings.bootstrap}"
-    if life.is_first:
+    gate.find_problem = lambda: f"waiting for Kafka at {settings.bootstrap}"
+    if supervision.is_first_start:
         await asyncio.to_thread(topics.check, settings, ATROPOS)
     codec = settings.codec()
     for topic in (REWARDED, ATROPOS):
         name = settings.topic_name(topic)
         await asyncio.to_thread(codec.prepare, name, TOPICS[topic].records)
     async with (
-        Producer(settings, codec, compression_level=1) as producer,
+        Producer(settings, codec, linger_ms=LINGER_MS, compression_level=1) as producer,
         _open_topics(settings, ATROPOS, REWARDED) as (events, rewarded),
     ):
-        rebuild = Rebuild(events, rewarded, producer, codec, settings.run)
-        gate.problem = lambda: rebuild.progress
-        rebuilt = await rebuild.run(life.owner)
-        retries = Retries()
-        neighbours = Neighbours(len(rewarded.partitions))
-        written = Log(producer, settings.run, life.owner, rebuilt.state, retries, neighbours)
-        # Before anything is written: every record says which answers were sent.
-        retries.begin(rebuilt.unknown)
-        await written.write_snapshot()
-        server = Server(
-            rebuilt.state, retries, written, settings.silent_after_s, settings.max_queue
+        rebuild = StateRebuild(events, rewarded, producer, codec, settings.run)
+        gate.find_problem = lambda: rebuild.progress
+        rebuilt = await rebuild.run(supervision.owner)
+        retries = RetryDetector()
+        prompt_uids = PromptUids(len(rewarded.partitions))
+        writer = LogWriter(
+            producer, settings.run, supervision.owner, rebuilt.state, retries, prompt_uids
         )
-        _show(server)
-        gate.open(server, lambda: _problem(written))
+        # Before anything is written: every record says which answers were sent.
+        retries.expect_retries_of(rebuilt.unsettled)
+        await writer.write_snapshot()
+        server = AtroposServer(
+            rebuilt.state, retries, writer, settings.silent_after_s, settings.max_queue
+        )
+        _export_gauges(server)
+        gate.open(server, lambda: _find_problem(writer))
         log.info("ready for environments and trainers of run %s", settings.run)
         tasks = [
-            asyncio.create_task(_watch(rebuild, rebuilt), name="watch for another server"),
-            asyncio.create_task(server.tell_for_ever(), name="tell what was answered"),
-            asyncio.create_task(written.ended(), name="producer"),
+            asyncio.create_task(_watch_for_takeover(rebuild, rebuilt), name="watch for takeover"),
+            asyncio.create_task(server.record_sent_answers(), name="record sent answers"),
+            asyncio.create_task(writer.wait_for_failure(), name="producer"),
         ]
         if settings.serve_agents:
-            agents = Agents(
-                rewarded, codec, written, rebuilt.state, settings.run, settings.group_rules()
+            agents = AgentGroups(
+                rewarded, codec, writer, rebuilt.state, settings.run, settings.group_rules()
             )
-            tasks.append(asyncio.create_task(agents.assemble_for_ever(), name="agents"))
+            tasks.append(asyncio.create_task(agents.run(), name="agents"))
         try:
             yield tasks
         finally:
             for task in tasks:
                 task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-            if not any(isinstance(one, Fatal) for one in ended):
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            if not any(isinstance(result, Fatal) for result in results):
                 await server.stop()
 
 
 @asynccontextmanager
 async def _open_topics(settings: AtroposSettings, *names: str) -> AsyncIterator[list[TopicReader]]:
-    """All at the same time."""
+    """Opens all of them at the same time."""
     async with AsyncExitStack() as stack:
-        opening = (stack.enter_async_context(open_topic(settings, name)) for name in names)
-        yield await asyncio.gather(*opening)
+        readers = (stack.enter_async_context(open_topic(settings, name)) for name in names)
+        yield await asyncio.gather(*readers)
 
 
-async def _watch(rebuild: Rebuild, rebuilt: Rebuilt) -> None:
+async def _watch_for_takeover(rebuild: StateRebuild, rebuilt: RebuiltState) -> None:
     while True:
         try:
-            await rebuild.watch(rebuilt)
+            await rebuild.watch_for_takeover(rebuilt)
         except BrokerUnavailable as error:
-            log.warning("watching is interrupted: %s", error)
-            await asyncio.sleep(RETRY_AFTER)
+            log.warning("Cannot watch for another server of the run; trying again: %s", error)
+            await asyncio.sleep(RETRY_AFTER_S)
 
 
-def _problem(written: Log) -> str | None:
-    if written.stalled_s > STALLED_AFTER:
-        return f"Kafka has not acknowledged a record for {written.stalled_s:.0f} s"
+def _find_problem(writer: LogWriter) -> str | None:
+    if writer.stalled_s > STALLED_AFTER_S:
+        return f"Kafka has not acknowledged a record for {writer.stalled_s:.0f} s"
     return None
 
 
-def _show(server: Server) -> None:
+def _export_gauges(server: AtroposServer) -> None:
     state = server.state
     metrics.queue_groups.set_function(lambda: len(state.queue))
     metrics.buffered_groups.set_function(
         lambda: sum(len(buffer.groups) for buffer in state.buffers.values())
     )
-    metrics.environments.set_function(lambda: len(list(state.counted())))
+    metrics.environments.set_function(lambda: len(list(state.active_envs())))
     metrics.step.set_function(lambda: state.step)

@@ -1,10 +1,10 @@
-"""Keeps the listening socket, and a server behind it.
+"""Supervisor process: holds the listening socket and restarts the server behind it.
 
-Stock environments give up after three seconds, so a server that dies must be back before, and nobody
-may be told "connection refused" meanwhile. This process holds the socket and does nothing else that
-could fail; the server is a child of it, which has everything imported when it is made. When it is
-killed the next one is made at once, and connections wait in the socket's queue until it accepts them.
-A server that ends by itself has said why, and is not made again.
+Stock environments give up after three seconds without a server, so a server that dies must be back
+before that, and no client may see "connection refused" meanwhile. The supervisor holds the socket and
+does nothing else that could fail. The server is a forked child, so all modules are already imported
+when it starts. When it is killed, the next one is forked at once, and connections wait in the socket's
+backlog until it accepts them. A server that exits by itself has reported why and is not restarted.
 """
 
 import logging
@@ -21,48 +21,50 @@ from servicekit.errors import SteplogError
 
 log = logging.getLogger(__name__)
 
-WELL_AFTER = 5.0
-"""Seconds of life after which a server that is killed is made again at once."""
-PAUSE = 1.0
+STABLE_AFTER_S = 5.0
+"""A server that was killed after running this long is restarted without a pause."""
+RESTART_PAUSE_S = 1.0
 REFUSED = 1
+"""Exit code of a server that cannot run and printed a sentence that says why."""
 CRASHED = 70
-"""Exit codes: a sentence for a person was said; or a mistake of ours, which is tried again."""
+"""Exit code after an unhandled exception; the server is restarted."""
 
 
-class Life(NamedTuple):
-    """What a server knows of its keeper."""
+class Supervision(NamedTuple):
+    """What a server knows about its supervisor."""
 
     owner: str
-    """The keeper's name: if the last server was its, that one is over."""
-    keeper: int
-    """A file that ends when the keeper does."""
-    is_first: bool
+    """Id of the supervisor. If the run's previous server had the same one, it is certainly over."""
+    supervisor_fd: int
+    """End of a pipe that becomes readable when the supervisor exits."""
+    is_first_start: bool
 
 
-def keep(serve: Callable[[Life], None]) -> int:
-    """Runs `serve` in a child for as long as it is killed; gives its exit code."""
-    theirs, ours = os.pipe()
-    life = Life(uuid.uuid4().hex, theirs, True)
+def supervise(serve: Callable[[Supervision], None]) -> int:
+    """Runs `serve` in a child process and restarts it whenever it is killed or crashes; returns its
+    exit code once it exits by itself."""
+    read_end, write_end = os.pipe()
+    supervision = Supervision(uuid.uuid4().hex, read_end, True)
     while True:
-        began = time.monotonic()
+        started = time.monotonic()
         child = os.fork()
         if child == 0:
-            os.close(ours)
-            _be_child(serve, life)
-        life = life._replace(is_first=False)
-        code = _outlive(child)
+            os.close(write_end)
+            _run_child(serve, supervision)
+        supervision = supervision._replace(is_first_start=False)
+        code = _wait_for_exit(child)
         if code is not None and code != CRASHED:
             return code
-        log.warning("the server died; it is started again")
-        if time.monotonic() - began < WELL_AFTER:
-            time.sleep(PAUSE)
+        log.warning("The server process died; it is restarted.")
+        if time.monotonic() - started < STABLE_AFTER_S:
+            time.sleep(RESTART_PAUSE_S)
 
 
-def _be_child(serve: Callable[[Life], None], life: Life) -> None:
-    """Never returns."""
+def _run_child(serve: Callable[[Supervision], None], supervision: Supervision) -> None:
+    """Serves, then exits the process: never returns."""
     code = CRASHED
     try:
-        serve(life)
+        serve(supervision)
         code = 0
     except KeyboardInterrupt:
         code = 0
@@ -77,8 +79,9 @@ def _be_child(serve: Callable[[Life], None], life: Life) -> None:
         os._exit(code)
 
 
-def _outlive(child: int) -> int | None:
-    """The child's exit code; None if it was killed. What interrupts us ends it first."""
+def _wait_for_exit(child: int) -> int | None:
+    """Returns the child's exit code, or None if a signal killed it. If this process is interrupted,
+    the child is terminated first."""
     try:
         _, status = os.waitpid(child, 0)
     except KeyboardInterrupt:

@@ -1,16 +1,16 @@
-"""Groups of agents that called our gateway, for a trainer that pulls batches.
+"""Assembles the groups of agents that called the gateway, for a trainer that pulls batches.
 
-What reward workers wrote to `rewarded` is assembled as a trainer of ours assembles it. A group that
-closes and has enough usable members is written as a ScoredGroup, and from then on it is a group like
+Reads what reward workers wrote to `rewarded` and assembles groups as steplog's trainer does. A group
+that closes with enough usable members is written as a ScoredGroup; from then on it is treated like
 those that environments post.
 
-Each comes exactly once, at whatever moment a server is killed:
+Each group is handed on exactly once, whenever a server is killed:
 
-* None is lost. Reading begins again at the oldest record that a group needed which was not written
-  yet, so that group closes again.
-* None comes twice. The record of a group says where in `steps` the group closed, so the state that has
-  the group knows it, too: there is no moment between the two. Who began before that is late, and so are
-  all members of the group when they are read again.
+* None is lost. Reading resumes at the oldest record of any group that was not written yet, so that
+  group closes again.
+* None comes twice. The ScoredGroup itself says at which offset of `steps` the group closed, so a state
+  that contains the group also knows that it closed. Trajectories that began before that offset are
+  late, which includes all members of the group when they are read again.
 
 Groups beyond a bound wait in the log, not in memory.
 """
@@ -23,10 +23,13 @@ from typing import Any
 from aiokafka import ConsumerRecord
 
 from gateway.atropos import metrics
-from gateway.atropos.agents.scored_group import fields_of, trainable
-from gateway.atropos.log.writer import Log
-from gateway.atropos.state.events import Closed
-from gateway.atropos.state.state import State
+from gateway.atropos.agents.scored_group import (
+    judge_trainable_member,
+    scored_group_fields,
+)
+from gateway.atropos.log.writer import LogWriter
+from gateway.atropos.state.events import ClosedAgentGroup
+from gateway.atropos.state.state import AtroposState
 from pool.core.bookmark import Bookmark
 from pool.core.groups import Group, GroupAssembler, GroupRules
 from pool.core.progress import Progress, Received
@@ -37,33 +40,34 @@ from servicekit.errors import BrokerUnavailable, OffsetLost, RecordTooLarge
 
 log = logging.getLogger(__name__)
 
-SCORED = single_object_header(ScoredGroup)
-"""These are nothing that agents did, and large."""
+SCORED_GROUP_HEADER = single_object_header(ScoredGroup)
+"""Records that begin with this are skipped without decoding: agents did not write them."""
 POLL_S = 0.5
-"""Between looks at the topic's end."""
-RETRY_AFTER = 1.0
+"""Pause between checks for new records."""
+RETRY_AFTER_S = 1.0
 ROUND = 10_000
-"""Offsets of a partition after which the state is told how far reading came."""
-SPAN = 200_000
-"""Offsets of a partition that a group may be open for: all of them are read again by the next server,
-and a snapshot names the groups that closed meanwhile."""
-AHEAD = 10_000
-"""Sequences that wait in the queue while more are read; four batches, where these are larger."""
+"""Offsets of a partition that are read before the state's reading progress is updated."""
+MAX_SPAN = 200_000
+"""Offsets of a partition for which a group may stay open. A restarted server reads all of them again,
+and every snapshot names the groups that closed within them."""
+MAX_WAITING = 10_000
+"""Reading pauses while this many sequences without an environment wait in the queue, or four batches
+if that is more."""
 
 
-class Agents:
+class AgentGroups:
     def __init__(
         self,
         reader: TopicReader,
         codec: Codec,
-        written: Log,
-        state: State,
+        writer: LogWriter,
+        state: AtroposState,
         run: str,
         rules: GroupRules,
     ) -> None:
         self._reader = reader
         self._codec = codec
-        self._written = written
+        self._writer = writer
         self._state = state
         self._run = run
         self._rules = rules
@@ -71,28 +75,32 @@ class Agents:
         self._progress: dict[int, Progress[Any]] = {}
         self._positions: dict[int, int] = {}
 
-    async def assemble_for_ever(self) -> None:
+    async def run(self) -> None:
+        """Runs until cancelled."""
         while True:
             try:
-                await self._begin()
+                await self._start_reading()
                 while True:
-                    if self._state.queue.sequences[None] >= self._ahead or not await self._go_on():
+                    if (
+                        self._state.queue.sequences[None] >= self._max_waiting
+                        or not await self._read_round()
+                    ):
                         await asyncio.sleep(POLL_S)
             except (BrokerUnavailable, OffsetLost) as error:
-                log.warning("reading what agents did is interrupted: %s", error)
-                await asyncio.sleep(RETRY_AFTER)
+                log.warning("Cannot read the groups of agents; trying again: %s", error)
+                await asyncio.sleep(RETRY_AFTER_S)
 
     @property
-    def _ahead(self) -> int:
-        return max(AHEAD, 4 * self._state.batch_size)
+    def _max_waiting(self) -> int:
+        return max(MAX_WAITING, 4 * self._state.batch_size)
 
-    async def _begin(self) -> None:
-        """Where the state says; what the log has deleted since is gone."""
+    async def _start_reading(self) -> None:
+        """Starts where the state says, or at the oldest record if the log has deleted it since."""
         for partition, bounds in (await self._reader.bounds(self._reader.partitions)).items():
             rebuild = max(self._state.reading.get(partition, 0), bounds.low)
             assembler = GroupAssembler(
                 self._rules,
-                decided=self._closed(partition),
+                decided=self._closed_groups(partition),
                 selects=lambda trajectory: trajectory.end.run == self._run,
             )
             progress = Progress[Any](partition, assembler, rebuild, Bookmark(rebuild))
@@ -100,39 +108,39 @@ class Agents:
             self._progress[partition] = progress
             self._positions[partition] = max(progress.read_from(), bounds.low)
 
-    def _closed(self, partition: int) -> list[tuple[DecidedGroup, int]]:
-        found = [
-            (_decided(prompt_uid, closed), closed.offset)
+    def _closed_groups(self, partition: int) -> list[tuple[DecidedGroup, int]]:
+        groups = [
+            (_as_decided(prompt_uid, closed), closed.offset)
             for prompt_uid, closed in self._state.closed.items()
             if closed.partition == partition
         ]
-        return sorted(found, key=lambda one: one[1])
+        return sorted(groups, key=lambda group: group[1])
 
-    async def _go_on(self) -> bool:
-        """Reads a round; whether there was more."""
+    async def _read_round(self) -> bool:
+        """Reads the next records; returns whether more are waiting."""
         ends = await self._reader.ends(self._reader.partitions)
         stops = {p: min(end, self._positions[p] + ROUND) for p, end in ends.items()}
         behind = {p: at for p, at in self._positions.items() if at < stops[p]}
         if behind:
             stops = {p: stops[p] for p in behind}
             async for message in self._reader.read(behind, stops):
-                await self._take(message)
+                await self._process(message)
             self._positions |= stops
         for partition, position in self._positions.items():
             self._progress[partition].reach(position)
-            for group in self._overdue(partition, position, ends[partition]):
+            for group in self._close_overdue(partition, position, ends[partition]):
                 await self._settle(group, position)
-            self._tell(partition, position)
+            self._report_progress(partition, position)
         return any(position < ends[p] for p, position in self._positions.items())
 
-    async def _take(self, message: ConsumerRecord) -> None:
+    async def _process(self, message: ConsumerRecord) -> None:
         value = message.value
-        if not value or value.startswith(SCORED):
+        if not value or value.startswith(SCORED_GROUP_HEADER):
             return
         try:
             record = self._codec.decode(value)
         except SchemaError:
-            return  # the readers of the topic see to it
+            return  # reward workers and trainers report undecodable records
         if isinstance(record, ScoredGroup):
             return
         progress = self._progress[message.partition]
@@ -142,11 +150,11 @@ class Agents:
                 await self._settle(work.item, message.offset)
         progress.close(works)
 
-    def _overdue(self, partition: int, position: int, end: int) -> list[Group]:
-        """Closes what has waited for too long. Deadlines count only where all is read: before, there
-        may be members that were written in time."""
+    def _close_overdue(self, partition: int, position: int, end: int) -> list[Group]:
+        """Closes groups that have been open for too long. Deadlines count only at the partition's end:
+        before it, there may be members that were written in time."""
         assembler = self._assemblers[partition]
-        groups, _ = assembler.give_up(position - SPAN, "expired", "it was open for too long")
+        groups, _ = assembler.give_up(position - MAX_SPAN, "expired", "it was open for too long")
         if position >= end:
             late = assembler.overdue(time.time_ns() // 1_000_000)
             for group in late:
@@ -156,33 +164,35 @@ class Agents:
 
     async def _settle(self, group: Group, offset: int) -> None:
         assert group.closed_at is not None
-        judged = group.judge(self._rules, trainable)
+        decided = group.judge(self._rules, judge_trainable_member)
         try:
-            if judged.verdict == "train":
-                fields = fields_of(group, judged)
-                await self._written.assemble(fields)
+            if decided.verdict == "train":
+                fields = scored_group_fields(group, decided)
+                await self._writer.append_agent_group(fields)
                 metrics.groups.inc()
                 metrics.sequences.inc(len(fields["tokens"]))
             else:
-                _leave_out(group, judged.reason)
+                _leave_out(group, decided.reason)
         except RecordTooLarge as error:
             _leave_out(group, str(error))
-        self._state.close(group.prompt_uid, Closed(group.partition, offset, group.closed_at))
+        self._state.mark_closed(
+            group.prompt_uid, ClosedAgentGroup(group.partition, offset, group.closed_at)
+        )
         self._assemblers[group.partition].decide(group, offset)
 
-    def _tell(self, partition: int, position: int) -> None:
+    def _report_progress(self, partition: int, position: int) -> None:
         progress = self._progress[partition]
         if progress.live:
             rebuild = progress.bookmark(position).rebuild
-            self._state.read_up_to(partition, rebuild, progress.assembler.memory)
+            self._state.set_reading_progress(partition, rebuild, progress.assembler.memory)
 
 
 def _leave_out(group: Group, reason: str) -> None:
     metrics.left_out.inc()
-    log.info("the group of prompt %s is left out: %s", group.prompt_uid, reason)
+    log.info("The group of prompt %s is not handed on: %s", group.prompt_uid, reason)
 
 
-def _decided(prompt_uid: str, closed: Closed) -> DecidedGroup:
+def _as_decided(prompt_uid: str, closed: ClosedAgentGroup) -> DecidedGroup:
     return DecidedGroup(
         prompt_uid=prompt_uid,
         partition=closed.partition,

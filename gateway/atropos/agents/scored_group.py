@@ -1,8 +1,8 @@
-"""A closed group of agents as a ScoredGroup, as if an environment had posted it.
+"""Converts a closed group of agents to a ScoredGroup, as if an environment had posted it.
 
-Every row of a trajectory is a sequence of the group and has the trajectory's reward: history that was
-rewritten, or a sub-agent, makes the group larger. What the model sampled is let through by the mask and
-has the logprob that was recorded; all else is context.
+Every training row of a trajectory becomes a sequence of the group with the trajectory's reward, so
+rewritten history or a sub-agent makes the group larger. The mask lets through what the model sampled,
+with the recorded logprobs; everything else is context.
 """
 
 from typing import Any
@@ -16,21 +16,22 @@ from pool.core.trajectories import Trajectory
 from schemas import DecidedGroup, ScoredGroup
 
 CHANNEL = "atropos"
-"""Of these groups. A trainer of ours reads the originals, and leaves other channels alone."""
+"""Channel of these groups. steplog's trainer reads the original records and ignores this channel."""
 NO_LOGPROB = 1.0
-"""Where the mask lets nothing through."""
+"""The logprob of masked tokens, as Atropos has it."""
 
 
-def trainable(group: Group, member: Trajectory) -> Judgement:
-    """Whether a member is handed on: only what a trainer of ours would take, whatever its age."""
+def judge_trainable_member(group: Group, member: Trajectory) -> Judgement:
+    """Accepts a member that steplog's trainer would train, whatever its age."""
     judgement = judge_member(group, member)
     problem = find_training_problem(member) if judgement.verdict == "train" else None
     return judgement if problem is None else Judgement("invalid", problem)
 
 
-def fields_of(group: Group, judged: DecidedGroup) -> dict[str, Any]:
-    used = [group.members[m.trajectory_uid] for m in judged.members if m.verdict == "train"]
-    rows = [(row, group.reward(member)) for member in used for row in build_rows(member)]
+def scored_group_fields(group: Group, decided: DecidedGroup) -> dict[str, Any]:
+    """The fields of the ScoredGroup, without those that the log writer adds."""
+    members = [group.members[m.trajectory_uid] for m in decided.members if m.verdict == "train"]
+    rows = [(row, group.reward(member)) for member in members for row in build_rows(member)]
     return {
         "group_uid": f"{group.prompt_uid}/{group.closed_at}",
         "prompt_uid": group.prompt_uid,
@@ -42,8 +43,8 @@ def fields_of(group: Group, judged: DecidedGroup) -> dict[str, Any]:
     }
 
 
-def closed_at(record: ScoredGroup) -> int:
-    """Where in `steps` the group closed; its name says it."""
+def closing_offset(record: ScoredGroup) -> int:
+    """The offset in `steps` at which the group closed, which is part of its uid."""
     return int(record.group_uid.rpartition("/")[2])
 
 

@@ -1,7 +1,7 @@
-"""The bodies of all routes, as FastAPI documents and checks them.
+"""The bodies of all routes as pydantic models, validated and refused as FastAPI does.
 
-Groups come in these only when they are not what stock clients send: numbers as strings and the like
-are taken, everything else is refused in FastAPI's words.
+Groups are validated with these only if they differ from what stock clients send: numbers as strings
+and the like are accepted, everything else is refused in FastAPI's words.
 """
 
 import json
@@ -9,33 +9,33 @@ import math
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.atropos.state.events import Env, Training
 from gateway.errors import BadRequest
+from gateway.http.exchange import Exchange
 
 T = TypeVar("T")
 
-NO_NAME = "env"
-"""What an environment is called that has no name: Atropos' own server refuses it, and it dies."""
+DEFAULT_NAME = "env"
+"""Name of an environment that sends none; Atropos' own server refuses it, and the environment dies."""
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
-"""Of a batch. Sizes and shares are multiplied, and what comes out must be a number."""
+"""Share of a batch. Sizes are multiplied with shares, and the product must be finite."""
 
 
-def _is_unicode(text: str) -> str:
-    text.encode()  # its error is a ValueError, which is refused
+def _check_unicode(text: str) -> str:
+    text.encode()  # raises a ValueError for lone surrogates
     return text
 
 
-Text = Annotated[str, AfterValidator(_is_unicode)]
+Text = Annotated[str, AfterValidator(_check_unicode)]
 
 
-def _is_json(value: Any) -> Any:
+def _check_finite(value: Any) -> Any:
     try:
         json.dumps(value, allow_nan=False)
     except ValueError as error:
@@ -43,8 +43,8 @@ def _is_json(value: Any) -> Any:
     return value
 
 
-Anything = Annotated[Any, AfterValidator(_is_json)]
-Object = Annotated[dict[str, Any], AfterValidator(_is_json)]
+Anything = Annotated[Any, AfterValidator(_check_finite)]
+Object = Annotated[dict[str, Any], AfterValidator(_check_finite)]
 
 
 class Register(BaseModel):
@@ -72,7 +72,7 @@ class RegisterEnv(BaseModel):
         return Env(
             max_context_len=self.max_token_length,
             weight=self.weight,
-            desired_name=self.desired_name or NO_NAME,
+            desired_name=self.desired_name or DEFAULT_NAME,
             group_size=self.group_size,
             min_batch_allocation=self.min_batch_allocation,
         )
@@ -108,55 +108,69 @@ class ScoredData(BaseModel):
     distill_logprobs: list[list[list[Finite]]] | None = None
 
 
+REGISTER = TypeAdapter(Register)
+REGISTER_ENV = TypeAdapter(RegisterEnv)
+DISCONNECT_ENV = STATUS_ENV = TypeAdapter(EnvIdentifier)
 GROUP = TypeAdapter(ScoredData)
 GROUPS = TypeAdapter(list[ScoredData])
-ENV_ID = TypeAdapter(EnvIdentifier)
 
 
-def checked(body: bytes, content_type: str, adapter: TypeAdapter[T]) -> T:
-    """What FastAPI would make of a body, or its refusal."""
+class InvalidBody(Exception):
+    """A body that does not match its schema; `problems` are in pydantic's format."""
+
+    def __init__(self, problems: list[dict[str, Any]]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def response_body(self) -> bytes:
+        """FastAPI's answer with status 422, but with NaN and error objects quoted as text: FastAPI
+        itself fails on those."""
+        return json.dumps({"detail": [_plain(problem) for problem in self.problems]}).encode()
+
+
+def content_type(exchange: Exchange) -> str:
+    return exchange.header(b"content-type") or ""
+
+
+def validate_body(exchange: Exchange, body: bytes, adapter: TypeAdapter[T]) -> T:
+    """Validates a body as FastAPI would; raises InvalidBody or BadRequest."""
     try:
-        return adapter.validate_python(_value(body, content_type), from_attributes=True)
+        return adapter.validate_python(_value(exchange, body), from_attributes=True)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        raise RequestValidationError(
+        problems: list[Any] = error.errors(include_url=False)
+        raise InvalidBody(
             [problem | {"loc": ("body", *problem["loc"])} for problem in problems]
         ) from error
 
 
-def _value(body: bytes, content_type: str) -> Any:
-    value = _parsed(body, content_type) if body else None
+def _value(exchange: Exchange, body: bytes) -> Any:
+    value = _parse(body, content_type(exchange)) if body else None
     if value is None:
         missing = {"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}
-        raise RequestValidationError([missing])
+        raise InvalidBody([missing])
     return value
 
 
-def _parsed(body: bytes, content_type: str) -> Any:
+def _parse(body: bytes, content_type: str) -> Any:
     kind = content_type.partition(";")[0].strip().lower()
     if not (kind.startswith("application/") and kind.endswith(("/json", "+json"))):
         return body.decode(errors="replace")
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
-        raise RequestValidationError([no_json(error.msg, error.pos)]) from error
+        raise InvalidBody([invalid_json(error.msg, error.pos)]) from error
     except (ValueError, RecursionError) as error:  # text in no encoding, or nested too deeply
         raise BadRequest("There was an error parsing the body") from error
 
 
-def no_json(told: str, at: int = 0) -> dict[str, Any]:
+def invalid_json(message: str, position: int = 0) -> dict[str, Any]:
     return {
         "type": "json_invalid",
-        "loc": ("body", at),
+        "loc": ("body", position),
         "msg": "JSON decode error",
         "input": {},
-        "ctx": {"error": told},
+        "ctx": {"error": message},
     }
-
-
-def refusal(error: RequestValidationError) -> bytes:
-    """FastAPI's answer, which itself fails on what it quotes: NaN, and errors as objects."""
-    return json.dumps({"detail": [_plain(problem) for problem in error.errors()]}).encode()
 
 
 def _plain(value: Any) -> Any:

@@ -1,27 +1,31 @@
-"""Bodies that come and go compressed, by ISA-L: a third of zlib's time, both ways."""
+"""Gzip of request and response bodies by ISA-L, which takes a third of zlib's time."""
 
 import asyncio
 
 from isal import isal_zlib
 
 from gateway.errors import TooLarge
+from gateway.http.exchange import JSON, Exchange
 
 GZIP = 31
-"""zlib's word for gzip's framing."""
+"""zlib's `wbits` for gzip."""
 COMPRESS_FROM = 1000
-"""Bytes. Smaller answers are never compressed: a test of Atropos' clients asserts it."""
+"""Bytes; smaller responses are not compressed, which a test of Atropos' clients asserts."""
 OFFLOAD_FROM = 256 * 1024
-"""Bytes that are compressed in a thread, so that polls go on meanwhile."""
+"""Bytes; larger responses are compressed in a thread, so that polls are answered meanwhile."""
 LEVEL = 3
-"""ISA-L's highest, in which numbers come out smaller than at the others, and no later."""
+"""ISA-L's highest level: for numbers it is the smallest and no slower than the others."""
+VARY = (b"vary", b"Accept-Encoding")
+GZIPPED = (b"content-encoding", b"gzip")
 
 
-class NotGzip(Exception):
-    """Bytes that are no gzip, or not all of it."""
+class InvalidGzip(Exception):
+    """The body is not gzip, or it is truncated."""
 
 
-def inflated(body: bytes, limit: int) -> bytes:
-    """What was compressed, in one member or several; never more than `limit` bytes of it."""
+def inflate(body: bytes, limit: int) -> bytes:
+    """Decompresses a body of one or more gzip members. Raises TooLarge as soon as the result exceeds
+    `limit` bytes."""
     pieces: list[bytes] = []
     room = limit
     while body:
@@ -29,18 +33,30 @@ def inflated(body: bytes, limit: int) -> bytes:
         try:
             piece = member.decompress(body, room + 1)
         except isal_zlib.error as error:  # type: ignore[misc] # its stub has an instance here
-            raise NotGzip from error
+            raise InvalidGzip from error
         room -= len(piece)
         if room < 0:
             raise TooLarge(f"the request body is larger than {limit:,} bytes when inflated")
         if not member.eof:
-            raise NotGzip
+            raise InvalidGzip
         pieces.append(piece)
-        body = member.unused_data.lstrip(b"\0")  # what pads a file to whole blocks
+        body = member.unused_data.lstrip(b"\0")  # padding to whole blocks
     return b"".join(pieces)
 
 
-async def compressed(body: bytes) -> bytes:
+async def deliver_compressed(exchange: Exchange, body: bytes) -> bool:
+    """Answers 200 with JSON, compressed under the same conditions as Starlette's middleware has;
+    returns whether the client received it."""
+    headers = [JSON]
+    if len(body) >= COMPRESS_FROM:
+        headers.append(VARY)
+        if "gzip" in (exchange.header(b"accept-encoding") or ""):
+            body = await _compress(body)
+            headers.append(GZIPPED)
+    return await exchange.deliver(200, body, headers)
+
+
+async def _compress(body: bytes) -> bytes:
     if len(body) < OFFLOAD_FROM:
         return _gzip(body)
     return await asyncio.to_thread(_gzip, body)

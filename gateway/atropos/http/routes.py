@@ -1,154 +1,115 @@
-"""Every route as FastAPI knows it; `app` answers those that are asked all the time."""
+"""The routes of the Atropos API: which handler answers each, and its description for OpenAPI."""
 
-import asyncio
-import secrets
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
-import msgspec
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import PlainTextResponse, Response
-from starlette.middleware.gzip import GZipMiddleware
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
-from gateway.atropos.http.bodies import EnvIdentifier, Register, RegisterEnv, ScoredData, refusal
-from gateway.atropos.http.compression import COMPRESS_FROM, LEVEL
-from gateway.atropos.http.scored_data import encode_group
-from gateway.atropos.server import Server
-from gateway.errors import Unavailable
-from servicekit import distribution
-from servicekit.status import make_status_app
+from gateway.atropos.http import group_handlers, handlers
+from gateway.atropos.http.bodies import EnvIdentifier, Register, RegisterEnv, ScoredData
+from gateway.atropos.server import AtroposServer
+from gateway.http.exchange import Exchange
 
-STATUS_ROUTES = ("/health", "/ready", "/metrics", "/docs", "/openapi.json")
-"""They answer before the state is rebuilt."""
-NO_EXAMPLE: dict[str, list[Any]] = {
-    name: []
-    for name in (
-        "tokens",
-        "masks",
-        "scores",
-        "advantages",
-        "ref_logprobs",
-        "generation_params",
-        "inference_logprobs",
-        "messages",
-        "images",
-    )
+Handler = Callable[[AtroposServer, Exchange, bytes], Awaitable[None]]
+SCHEMA_REF = "#/components/schemas/{model}"
+ERRORS = {
+    "400": "The body is not valid gzip, or not text in any encoding that JSON allows.",
+    "401": "The API key is missing or unknown.",
+    "413": "The body is larger than --max-body-bytes.",
+    "422": "The body does not match the schema.",
+    "503": "The queue is full (--max-queue), or another server has taken over the run.",
 }
 
 
-class Gate:
-    """`server` is None until the state is rebuilt; `problem` says why it is not, or not well."""
-
-    def __init__(self) -> None:
-        self.server: Server | None = None
-        self.problem: Callable[[], str | None] = lambda: "the server is starting"
-        self._over = ""
-        self._opened = asyncio.Event()
-
-    def open(self, server: Server, problem: Callable[[], str | None]) -> None:
-        self.server, self.problem = server, problem
-        self._opened.set()
-
-    def close(self, reason: str) -> None:
-        """For good: whoever waits, and whoever comes, is told why."""
-        self.server, self.problem, self._over = None, lambda: reason, reason
-        self._opened.set()
-
-    async def ready(self) -> Server:
-        if self.server is None:
-            await self._opened.wait()
-        if self.server is None:
-            raise Unavailable(self._over)
-        return self.server
+class Route(NamedTuple):
+    method: str
+    path: str
+    handle: Handler
+    summary: str
+    body: type[BaseModel] | None = None
+    is_list: bool = False
+    """Whether the body is a list of such objects."""
+    is_hot: bool = False
+    """Called all the time: counted under its own path in metrics."""
 
 
-def make_routes(gate: Gate) -> FastAPI:
-    app = FastAPI(
-        title="steplog atropos",
-        version=distribution.version(),
-        description="The Atropos rollout API on the log.",
-        redoc_url=None,
+ROUTES = (
+    Route("GET", "/", handlers.show_root, "Says which API this is."),
+    Route("POST", "/register", handlers.register, "Registers the trainer.", Register),
+    Route("GET", "/wandb_info", handlers.show_wandb_info, "The trainer's group and project."),
+    Route("GET", "/info", handlers.show_info, "Batch size and longest sequence."),
+    Route("GET", "/batch", group_handlers.send_batch, "Takes the next batch.", is_hot=True),
+    Route("GET", "/status", handlers.show_status, "Step and queue size.", is_hot=True),
+    Route("GET", "/latest_example", handlers.show_latest_example, "The group queued last."),
+    Route("GET", "/reset_data", handlers.reset, "Forgets trainer, environments and groups."),
+    Route(
+        "POST",
+        "/register-env",
+        handlers.register_env,
+        "Registers an environment.",
+        RegisterEnv,
+    ),
+    Route(
+        "POST",
+        "/disconnect-env",
+        handlers.disconnect_env,
+        "Disconnects an environment.",
+        EnvIdentifier,
+    ),
+    Route(
+        "GET",
+        "/status-env",
+        handlers.show_env_status,
+        "Step, queue sizes and weight of an environment.",
+        EnvIdentifier,
+        is_hot=True,
+    ),
+    Route(
+        "POST",
+        "/scored_data",
+        group_handlers.receive_group,
+        "Posts a scored group.",
+        ScoredData,
+        is_hot=True,
+    ),
+    Route(
+        "POST",
+        "/scored_data_list",
+        group_handlers.receive_groups,
+        "Posts several scored groups: all are taken or none.",
+        ScoredData,
+        is_list=True,
+        is_hot=True,
+    ),
+)
+
+
+def describe_routes() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The `paths` of an OpenAPI document, and the schemas that they refer to."""
+    bodies = {route.body for route in ROUTES if route.body is not None}
+    _, schemas = models_json_schema(
+        [(body, "validation") for body in sorted(bodies, key=lambda body: body.__name__)],
+        ref_template=SCHEMA_REF,
     )
-    app.add_middleware(GZipMiddleware, minimum_size=COMPRESS_FROM, compresslevel=LEVEL)
-    app.add_exception_handler(RequestValidationError, _refuse)
-    app.include_router(make_status_app("atropos", lambda: gate.problem()).router)
-    _add_trainer_routes(app, gate)
-    _add_env_routes(app, gate)
-    _document_what_is_asked_often(app)
-    return app
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return paths, schemas["$defs"]
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return Response(refusal(error), 422, media_type="application/json")
-
-
-def _add_trainer_routes(app: FastAPI, gate: Gate) -> None:
-    @app.get("/")
-    async def root() -> dict[str, str]:
-        return {"message": "AtroposLib API"}
-
-    @app.post("/register")
-    async def register(body: Register) -> Response:
-        await (await gate.ready()).register(body.training())
-        # Longer than most JSON encoders take for an integer.
-        return Response(f'{{"uuid":{secrets.randbits(128)}}}', media_type="application/json")
-
-    @app.get("/wandb_info")
-    async def wandb_info() -> dict[str, str | None]:
-        training = (await gate.ready()).state.training
-        group, project = (
-            (training.wandb_group, training.wandb_project) if training else (None, None)
-        )
-        return {"group": group, "project": project}
-
-    @app.get("/info")
-    async def info() -> dict[str, int]:
-        state = (await gate.ready()).state
-        return {"batch_size": state.batch_size, "max_token_len": state.max_token_len}
-
-    @app.get("/latest_example")
-    async def latest_example() -> Response:
-        latest = (await gate.ready()).state.latest
-        body = encode_group(latest.record) if latest else msgspec.json.encode(NO_EXAMPLE)
-        return Response(body, media_type="application/json")
-
-    @app.get("/reset_data")
-    async def reset_data() -> PlainTextResponse:
-        await (await gate.ready()).reset()
-        return PlainTextResponse("Reset successful")
-
-
-def _add_env_routes(app: FastAPI, gate: Gate) -> None:
-    @app.post("/register-env")
-    async def register_env(body: RegisterEnv) -> dict[str, Any]:
-        return await (await gate.ready()).register_env(body.env())
-
-    @app.post("/disconnect-env")
-    async def disconnect_env(body: EnvIdentifier) -> dict[str, Any]:
-        return await (await gate.ready()).disconnect_env(body.env_id)
-
-
-def _document_what_is_asked_often(app: FastAPI) -> None:
-    """`app.AtroposApp` answers these before FastAPI sees them."""
-
-    @app.get("/batch")
-    async def batch() -> dict[str, Any]:
-        raise AssertionError
-
-    @app.get("/status")
-    async def status() -> dict[str, int]:
-        raise AssertionError
-
-    @app.get("/status-env")
-    async def status_env(body: EnvIdentifier) -> dict[str, Any]:
-        raise AssertionError(body)
-
-    @app.post("/scored_data")
-    async def scored_data(body: ScoredData) -> dict[str, Any]:
-        raise AssertionError(body)
-
-    @app.post("/scored_data_list")
-    async def scored_data_list(body: list[ScoredData]) -> dict[str, Any]:
-        raise AssertionError(body)
+def _operation(route: Route) -> dict[str, Any]:
+    responses = {"200": {"description": "Successful response"}}
+    responses |= {code: {"description": text} for code, text in ERRORS.items()}
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "operationId": route.handle.__name__,
+        "responses": responses,
+    }
+    if route.body is not None:
+        schema: dict[str, Any] = {"$ref": SCHEMA_REF.format(model=route.body.__name__)}
+        if route.is_list:
+            schema = {"type": "array", "items": schema}
+        content = {"application/json": {"schema": schema}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation

@@ -1,9 +1,9 @@
-"""Writing what changes the state, and having it changed when the log has it.
+"""Writes every change of the state to the log, and applies it once the log has it.
 
-Everything that changes the state has a sequence number, is written under it, and is applied when the
-log has it, in the order of the numbers: so the state in memory is always one that a rebuild gives, and
-a client is told only what a rebuild will know. A record that the broker does not acknowledge is sent
-again under its number until it does; whoever posted it waits, and nothing after it is applied.
+Each change has a sequence number, is written under it, and is applied in the order of these numbers
+after Kafka acknowledged it. So the state in memory is always one that a rebuild would yield, and a
+client is told only what survives a restart. A record that is not acknowledged is sent again under the
+same number until it is; its client waits meanwhile, and no later change is applied.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.atropos.http.scored_data import Posted
-from gateway.atropos.log.prompt_uids import Neighbours
-from gateway.atropos.log.retries import Delivery, Retries
-from gateway.atropos.log.sequence import Turns
+from gateway.atropos.log.prompt_uids import PromptUids
+from gateway.atropos.log.retries import Delivery, RetryDetector
+from gateway.atropos.log.sequence import SequenceOrder
+from gateway.atropos.scored_data import PostedGroup
 from gateway.atropos.state.events import AnyEvent, encode_event
-from gateway.atropos.state.queue import group_of
-from gateway.atropos.state.state import State
+from gateway.atropos.state.queue import queued_group
+from gateway.atropos.state.state import AtroposState
 from pool.producers.output import Output
 from pool.producers.producer import Producer
 from pool.topics import ATROPOS, REWARDED
@@ -32,110 +32,115 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 SNAPSHOT_EVERY = 200
-"""Events: so many are read, at most twice, by who begins anew."""
+"""Events between snapshots. A restarted server reads at most twice as many."""
 
 
-class Log:
+class LogWriter:
     def __init__(
         self,
         producer: Producer,
         run: str,
         owner: str,
-        state: State,
-        retries: Retries,
-        neighbours: Neighbours,
+        state: AtroposState,
+        retries: RetryDetector,
+        prompt_uids: PromptUids,
     ) -> None:
         self._producer = producer
         self._run = run
         self._owner = owner
         self._state = state
         self._retries = retries
-        self._neighbours = neighbours
-        self._turns = Turns(state.applied)
+        self._prompt_uids = prompt_uids
+        self._order = SequenceOrder(state.applied)
         self._ends: dict[int, dict[int, int]] = {}
-        """By turn of groups, the oldest first: where the log's partitions ended when it began."""
-        self._events_under_way = 0
+        """End offsets of `rewarded` when each pending change with groups began, the oldest first."""
+        self._pending_events = 0
         self._events_since_snapshot = 0
-        self._may_happen = asyncio.Event()
-        self._may_happen.set()
-        self._told = 0
-        """Up to where records say that answers were sent."""
+        self._events_allowed = asyncio.Event()
+        self._events_allowed.set()
+        self._recorded = 0
+        """Sequence up to which the log knows that answers were sent."""
         self._last_group = 0
-        self._broken = asyncio.Event()
+        self._failed = asyncio.Event()
 
     @property
     def stalled_s(self) -> float:
-        """How long the oldest record has waited for its acknowledgement."""
-        return self._turns.longest_s
+        """Seconds for which the oldest pending record has waited for its acknowledgement."""
+        return self._order.oldest_s
 
     @property
     def newest(self) -> int:
-        """The sequence number that was given out last."""
-        return self._turns.last
+        """The sequence number that was assigned last."""
+        return self._order.newest
 
     @property
-    def tells_all(self) -> bool:
-        """Whether the log knows of every answer that was sent."""
-        return self._told >= self._retries.settled(self._last_group)
+    def has_recorded_all_answers(self) -> bool:
+        """Whether the log knows about every answer that was sent."""
+        return self._recorded >= self._retries.settled_up_to(self._last_group)
 
-    async def post(
-        self, posted: Sequence[Posted], deliveries: Sequence[Delivery]
+    async def append_posted(
+        self, posted: Sequence[PostedGroup], deliveries: Sequence[Delivery]
     ) -> list[int | None]:
-        """Takes groups in, all of them or none; gives for each what `State.take_in` gives."""
+        """Appends posted groups, all of them or none; returns for each what `AtroposState.add_group`
+        returns."""
         try:
-            return await self._take_in([self._named(one) for one in posted], deliveries)
+            return await self._append_groups(
+                [self._with_ids(group) for group in posted], deliveries
+            )
         except RecordTooLarge:
-            self._retries.forget(deliveries)
+            self._retries.discard(deliveries)
             raise
 
-    def _named(self, posted: Posted) -> dict[str, Any]:
+    def _with_ids(self, posted: PostedGroup) -> dict[str, Any]:
         return {
             "group_uid": os.urandom(16).hex(),
-            "prompt_uid": self._neighbours.draw(),
+            "prompt_uid": self._prompt_uids.next_uid(),
             "fingerprint": posted.fingerprint,
             **posted.content,
         }
 
-    async def assemble(self, fields: dict[str, Any]) -> None:
-        """Takes a group of agents in; nobody waits for an answer."""
-        await self._take_in([fields], ())
+    async def append_agent_group(self, fields: dict[str, Any]) -> None:
+        """Appends a group of agents, for which no client waits."""
+        await self._append_groups([fields], ())
 
-    async def _take_in(
+    async def _append_groups(
         self, contents: Sequence[dict[str, Any]], deliveries: Sequence[Delivery]
     ) -> list[int | None]:
-        first = self._turns.begin(len(contents))
+        first = self._order.begin(len(contents))
         self._ends[first] = dict(self._state.ends)
         try:
             if deliveries:
-                self._last_group = self._turns.last
-                self._retries.number(deliveries, first)
+                self._last_group = self._order.newest
+                self._retries.assign_sequences(deliveries, first)
             settled, now = self._settled(first), _now()
             records = [
                 ScoredGroup(run=self._run, sequence=n, created_at=now, settled=settled, **fields)
                 for n, fields in enumerate(contents, first)
             ]
             outputs = [self._producer.output(REWARDED, r.prompt_uid, r) for r in records]
-            places = await self._send(outputs)
-            await self._turns.come(first)
+            positions = await self._send(outputs)
+            await self._order.wait_for_turn(first)
             return [
-                self._state.take_in(group_of(*one)) for one in zip(records, places, strict=True)
+                self._state.add_group(queued_group(record, position))
+                for record, position in zip(records, positions, strict=True)
             ]
         finally:
             del self._ends[first]
-            self._turns.end(first)
+            self._order.end(first)
 
-    async def happen(self, event: AnyEvent, result: Callable[[], R]) -> R:
-        """Applies an event; `result` is looked at in the same moment, before anything else."""
-        await self._may_happen.wait()
+    async def append_event(self, event: AnyEvent, result: Callable[[], R]) -> R:
+        """Appends an event and applies it; returns what `result` returns right after that, before any
+        other change."""
+        await self._events_allowed.wait()
         answer = await self._apply(event, result)
         self._events_since_snapshot += 1
-        if self._events_since_snapshot >= SNAPSHOT_EVERY and not self._events_under_way:
+        if self._events_since_snapshot >= SNAPSHOT_EVERY and not self._pending_events:
             await self.write_snapshot()
         return answer
 
     async def _apply(self, event: AnyEvent, result: Callable[[], R]) -> R:
-        sequence = self._turns.begin()
-        self._events_under_way += 1
+        sequence = self._order.begin()
+        self._pending_events += 1
         try:
             record = AtroposEvent(
                 run=self._run,
@@ -145,41 +150,41 @@ class Log:
                 created_at=_now(),
             )
             await self._send([self._producer.output(ATROPOS, self._run, record)])
-            await self._turns.come(sequence)
+            await self._order.wait_for_turn(sequence)
             self._state.apply(sequence, event)
             return result()
         finally:
-            self._turns.end(sequence)
-            self._events_under_way -= 1
+            self._order.end(sequence)
+            self._pending_events -= 1
 
     async def write_snapshot(self, stopped: bool = False) -> None:
-        """While no other event is under way, and none begins before the log has it: so those that lie
-        after it in the topic are those that it lacks, however often it must be sent."""
+        """Call it only while no event is pending. None begins before the log has the snapshot, so the
+        events after it in the topic are exactly those that it lacks, however often it is sent."""
         self._events_since_snapshot = 0
         owner = "" if stopped else self._owner
         snapshot = self._state.snapshot()
         floors = self._floors(snapshot.floors)
         snapshot = msgspec.structs.replace(snapshot, owner=owner, floors=floors)
-        self._may_happen.clear()
+        self._events_allowed.clear()
         try:
             await self._apply(snapshot, lambda: None)
         finally:
-            self._may_happen.set()
+            self._events_allowed.set()
 
     def _floors(self, floors: dict[int, int]) -> dict[int, int]:
-        """Those of the state, and of groups that are under way: one that waits for its turn may lie
-        before all that is in the state, if others had to be sent again."""
+        """Lowest needed offset by partition, of the state and of pending groups: a group that waits for
+        its turn may lie before everything in the state, if others had to be sent again."""
         oldest = next(iter(self._ends.values()), floors)
         return {partition: min(at, oldest.get(partition, 0)) for partition, at in floors.items()}
 
-    async def ended(self) -> None:
-        """Raises when the producer cannot go on."""
-        await self._broken.wait()
-        raise Fatal("the Kafka producer cannot go on; see the log above")
+    async def wait_for_failure(self) -> None:
+        """Never returns; raises when the producer has failed for good."""
+        await self._failed.wait()
+        raise Fatal("the Kafka producer failed; the reason is logged above")
 
     def _settled(self, sequence: int) -> int:
-        self._told = self._retries.settled(sequence - 1)
-        return self._told
+        self._recorded = self._retries.settled_up_to(sequence - 1)
+        return self._recorded
 
     async def _send(self, outputs: Sequence[Output]) -> list[Position]:
         """Sends all of them at the same time; returns their positions."""
@@ -188,7 +193,7 @@ class Log:
                 return [await self._deliver(outputs[0])]
             return await asyncio.gather(*map(self._deliver, outputs))
         except Fatal:
-            self._broken.set()
+            self._failed.set()
             raise
 
     async def _deliver(self, output: Output) -> Position:

@@ -1,26 +1,29 @@
-"""Which groups make the next batch.
+"""Chooses the groups of the next batch.
 
-A batch has exactly `batch_size` sequences. Groups are used in packs: as many of one size, of one
-environment where there are minimums, as make up the largest group that waits. So sizes that do not
-divide the largest wait while it is there, and a batch that would overshoot is none.
+A batch has exactly `batch_size` sequences. Groups are used in packs, as Atropos does: as many groups of
+one size (and of one environment, if there are minimum allocations) as make up the size of the largest
+queued group. So sizes that do not divide the largest wait while it is queued, and a batch that would
+overshoot is not formed.
 
-Groups of agents have any size, and one that is larger than all others would stop them. So while some
-wait, and no environment has a minimum, any sizes that make exactly a batch are used.
+Groups of agents have any size, and one that is larger than all others would block them. So while such
+groups are queued and no environment has a minimum, any sizes that sum to exactly a batch are used.
 """
 
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from operator import itemgetter
 
-from gateway.atropos.state.queue import Group, Queue
+from gateway.atropos.state.queue import GroupQueue, QueuedGroup
 
-Placed = tuple[int, Group]
-"""A group and its place in the queue."""
+IndexedGroup = tuple[int, QueuedGroup]
+"""A group with its index in the queue."""
 
 
-def form(queue: Queue, batch_size: int, minimums: Mapping[int, float]) -> list[Group] | None:
-    """The next batch, or None. `minimums` are the environments' shares of it, in the order in which
-    they registered; without any, whose group it is does not matter."""
+def form_in_packs(
+    queue: GroupQueue, batch_size: int, minimums: Mapping[int, float]
+) -> list[QueuedGroup] | None:
+    """The next batch, or None if none can be formed. `minimums` are the environments' minimum shares,
+    in the order of their registration; without any, a group's environment does not matter."""
     if batch_size <= 0 or sum(queue.sequences.values()) < batch_size:
         return None
     if minimums:
@@ -28,35 +31,37 @@ def form(queue: Queue, batch_size: int, minimums: Mapping[int, float]) -> list[G
     return _in_order(queue, queue.largest, batch_size)
 
 
-def fill(queue: Queue, batch_size: int) -> list[Group] | None:
-    """Groups of any size that make exactly a batch: the oldest, wherever the rest can be made up."""
+def form_of_any_size(queue: GroupQueue, batch_size: int) -> list[QueuedGroup] | None:
+    """Groups of any size that sum to exactly a batch: the oldest ones with which that is possible."""
     if batch_size <= 0 or sum(queue.sequences.values()) < batch_size:
         return None
-    waiting = list(queue)
-    sums = _sums(waiting, batch_size)
-    wanted = batch_size
-    if not sums[0] >> wanted & 1:
+    groups = list(queue)
+    sums = _sums(groups, batch_size)
+    missing = batch_size
+    if not sums[0] >> missing & 1:
         return None
-    batch: list[Group] = []
-    for group, of_rest in zip(waiting, sums[1:], strict=True):
-        if group.size <= wanted and of_rest >> wanted - group.size & 1:
+    batch: list[QueuedGroup] = []
+    for group, later_sums in zip(groups, sums[1:], strict=True):
+        if group.size <= missing and later_sums >> missing - group.size & 1:
             batch.append(group)
-            wanted -= group.size
-        if wanted == 0:
+            missing -= group.size
+        if missing == 0:
             break
     return batch
 
 
-def _sums(groups: list[Group], most: int) -> list[int]:
-    """For each place: bit n says that groups from there on make up n sequences."""
-    bits = (2 << most) - 1
+def _sums(groups: list[QueuedGroup], limit: int) -> list[int]:
+    """At each index, a bit set: bit n says that some of the groups from there on sum to n sequences."""
+    bits = (2 << limit) - 1
     sums = accumulate(reversed(groups), lambda s, group: (s | s << group.size) & bits, initial=1)
     return list(sums)[::-1]
 
 
-def _in_order(groups: Iterable[Group], largest: int, batch_size: int) -> list[Group] | None:
-    packs: dict[int, list[Group]] = {}
-    batch: list[Group] = []
+def _in_order(
+    groups: Iterable[QueuedGroup], largest: int, batch_size: int
+) -> list[QueuedGroup] | None:
+    packs: dict[int, list[QueuedGroup]] = {}
+    batch: list[QueuedGroup] = []
     filled = 0
     for group in groups:
         pack = packs.setdefault(group.size, [])
@@ -73,8 +78,8 @@ def _in_order(groups: Iterable[Group], largest: int, batch_size: int) -> list[Gr
 
 
 def _with_minimums(
-    queue: Queue, batch_size: int, minimums: Mapping[int, float]
-) -> list[Group] | None:
+    queue: GroupQueue, batch_size: int, minimums: Mapping[int, float]
+) -> list[QueuedGroup] | None:
     packed = _packed_by_env(queue)
     shares = {env_id: int(batch_size * share) for env_id, share in minimums.items()}
     needs = {env_id: need for env_id, need in shares.items() if need > 0}
@@ -89,42 +94,42 @@ def _with_minimums(
     return _fill(packed, needs, batch_size)
 
 
-def _packed_by_env(groups: Iterable[Group]) -> dict[int, list[Placed]]:
-    """Groups in complete packs. Nobody's groups count for nobody's minimum, and are not used."""
-    waiting = list(groups)
-    largest = max((group.size for group in waiting), default=0)
-    packs: dict[tuple[int, int], list[Placed]] = {}
-    packed: dict[int, list[Placed]] = {}
-    for place, group in enumerate(waiting):
+def _packed_by_env(groups: Iterable[QueuedGroup]) -> dict[int, list[IndexedGroup]]:
+    """Groups in complete packs. Those without an environment count for no minimum and are not used."""
+    queued = list(groups)
+    largest = max((group.size for group in queued), default=0)
+    packs: dict[tuple[int, int], list[IndexedGroup]] = {}
+    packed: dict[int, list[IndexedGroup]] = {}
+    for index, group in enumerate(queued):
         if group.env_id is None:
             continue
         pack = packs.setdefault((group.env_id, group.size), [])
-        pack.append((place, group))
+        pack.append((index, group))
         if len(pack) * group.size == largest:
             packed.setdefault(group.env_id, []).extend(pack)
             pack.clear()
     return packed
 
 
-def _smallest(placed: Iterable[Placed]) -> int:
+def _smallest(placed: Iterable[IndexedGroup]) -> int:
     return min(group.size for _, group in placed)
 
 
 def _fill(
-    packed: Mapping[int, list[Placed]], needs: Mapping[int, int], batch_size: int
-) -> list[Group] | None:
-    """First what each environment needs, then whatever fits, in the order of the queue."""
-    batch: list[Group] = []
+    packed: Mapping[int, list[IndexedGroup]], needs: Mapping[int, int], batch_size: int
+) -> list[QueuedGroup] | None:
+    """First what each environment's minimum needs, then whatever fits, in the order of the queue."""
+    batch: list[QueuedGroup] = []
     used: set[int] = set()
     filled = 0
     for env_id, need in needs.items():
         own = 0
-        for place, group in packed.get(env_id, ()):
+        for index, group in packed.get(env_id, ()):
             if own >= need:
                 break
             if filled + group.size <= batch_size:
                 batch.append(group)
-                used.add(place)
+                used.add(index)
                 own += group.size
                 filled += group.size
     rest = (placed for groups in packed.values() for placed in groups if placed[0] not in used)

@@ -1,22 +1,22 @@
-"""What an environment is told when it asks how things are: by it, it starts and stops its workers."""
+"""The answer to an environment that polls its status, by which it starts and stops its workers."""
 
 import math
 from typing import Any, NamedTuple
 
 from gateway.atropos.state.events import Env
-from gateway.atropos.state.state import State
+from gateway.atropos.state.state import AtroposState
 
-LEAST_WEIGHT = 0.01
+MIN_WEIGHT = 0.01
 
 
 class EnvStatus(NamedTuple):
     answer: dict[str, Any]
     group_size: int
-    """The environment's, if its groups in the queue are larger than it said."""
+    """The environment's group size, or that of its largest queued group if that is larger."""
 
 
-def env_status(state: State, env_id: int) -> EnvStatus | None:
-    """None: there is no such environment."""
+def env_status(state: AtroposState, env_id: int) -> EnvStatus | None:
+    """Returns None if there is no such environment."""
     own = state.env(env_id)
     if own is None:
         return None
@@ -25,7 +25,7 @@ def env_status(state: State, env_id: int) -> EnvStatus | None:
     largest = max(1, queue.largest)
     group_size = max(own.group_size, queue.largest_of(own_id))
     own_sequences = queue.sequences[own_id]
-    available = _of_others(state, own_id, largest)
+    available = _available_from_others(state, own_id, largest)
     unit = max(1, group_size)
     answer = {
         "current_step": state.step,
@@ -38,8 +38,8 @@ def env_status(state: State, env_id: int) -> EnvStatus | None:
     return EnvStatus(answer, group_size)
 
 
-def _of_others(state: State, own_id: int, largest: int) -> int:
-    """Sequences that others have beyond their own minimums, in whole packs."""
+def _available_from_others(state: AtroposState, own_id: int, largest: int) -> int:
+    """Sequences that other environments have beyond their own minimums, in whole packs."""
     if largest == 1:
         return 0
     minimums = state.minimums()
@@ -52,8 +52,8 @@ def _of_others(state: State, own_id: int, largest: int) -> int:
     return available
 
 
-def _weight(state: State, own: Env) -> float:
-    total = sum(env.max_context_len * max(0.0, env.weight) for _, env in state.counted())
+def _weight(state: AtroposState, own: Env) -> float:
+    total = sum(env.max_context_len * max(0.0, env.weight) for _, env in state.active_envs())
     if total <= 0:
-        return 1.0 if own.weight > 0 else LEAST_WEIGHT
-    return max(LEAST_WEIGHT, own.max_context_len * own.weight / total)
+        return 1.0 if own.weight > 0 else MIN_WEIGHT
+    return max(MIN_WEIGHT, own.max_context_len * own.weight / total)

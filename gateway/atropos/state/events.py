@@ -1,16 +1,17 @@
-"""What happens to the state besides groups, as it stands in the topic `atropos`.
+"""Events that change the state besides groups, as they are stored in the topic `atropos`.
 
-The state is the fold of these and of the ScoredGroups of the run in the order of their sequence
-numbers. An event says what was decided, never how: which groups a batch has stands in it.
+The state is the fold of these events and of the run's ScoredGroups, in the order of their sequence
+numbers. An event records the result of a decision, never its inputs: a formed batch lists its groups.
+The lower-case class names are the events' tags in the log.
 """
 
 import msgspec
 
-LIFE_BITS = 32
+EPOCH_BITS = 32
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trainer registered."""
+    """The settings that a trainer registered."""
 
     wandb_group: str
     wandb_project: str
@@ -23,7 +24,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Env(msgspec.Struct, kw_only=True):
-    """What an environment registered; its id is its place in the list of all of them."""
+    """An environment that has registered; its id is its index in the list of all of them."""
 
     max_context_len: int
     weight: float
@@ -39,10 +40,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str
 
 
 class Claimed(Event, frozen=True, kw_only=True):
-    """A server begins a life. Whoever served the run before stops when it reads this."""
+    """A server starts to serve the run. The previous server stops when it reads this."""
 
     owner: str
-    """Names the process that starts servers one after another: it knows that the last one is over."""
+    """Id of the supervisor, which starts a server only after its previous one has ended."""
 
 
 class Registered(Event, frozen=True, kw_only=True):
@@ -56,8 +57,8 @@ class Began(Event, frozen=True, kw_only=True):
 class Joined(Event, frozen=True, kw_only=True):
     env: Env
     env_id: int | None = None
-    """Whose place it takes: that of a namesake which is gone, so that an environment that was
-    restarted is the same one as before."""
+    """The environment of the same name that it replaces, if that one is gone: so an environment that
+    was restarted keeps its id."""
 
 
 class Left(Event, frozen=True, kw_only=True):
@@ -65,20 +66,22 @@ class Left(Event, frozen=True, kw_only=True):
 
 
 class Resized(Event, frozen=True, kw_only=True):
-    """An environment's own groups in the queue are larger than it said."""
+    """An environment's queued groups are larger than the group size that it registered."""
 
     env_id: int
     group_size: int
 
 
 class Formed(Event, frozen=True, kw_only=True):
-    """A batch is made; it is delivered until it is handed over."""
+    """A batch is formed. It is sent, again if need be, until it is handed over."""
 
     number: int
     groups: list[int]
 
 
 class Handed(Event, frozen=True, kw_only=True):
+    """A batch was sent completely."""
+
     number: int
 
 
@@ -87,24 +90,24 @@ class Reset(Event, frozen=True, kw_only=True):
 
 
 class Settled(Event, frozen=True, kw_only=True):
-    """Nothing but the record's `settled`: answers were sent, and no other record says so."""
+    """Carries only the record's `settled`: says which answers were sent when no other record does."""
 
 
-class Closed(msgspec.Struct, frozen=True, array_like=True):
-    """Where the newest group of agents closed that a prompt had."""
+class ClosedAgentGroup(msgspec.Struct, frozen=True, array_like=True):
+    """Where the newest group of agents of a prompt closed."""
 
     partition: int
     offset: int
-    """In `rewarded`; nothing of the group lies behind it."""
+    """In `rewarded`: no record of the group lies after it."""
     closed_at: int
-    """In `steps`: who began before it is late."""
+    """In `steps`: trajectories that began before it are late."""
 
 
 class Snapshot(Event, frozen=True, kw_only=True):
-    """The whole state, without the groups themselves, so that nobody reads what came before."""
+    """The whole state, without the groups themselves. A rebuild reads nothing before it."""
 
     applied: int
-    """The highest sequence number that is in it."""
+    """The highest sequence number that it includes."""
     training: Training | None
     max_token_len: int
     started: bool
@@ -116,13 +119,13 @@ class Snapshot(Event, frozen=True, kw_only=True):
     unhanded: dict[int, list[int]]
     latest: int | None
     floors: dict[int, int]
-    """By partition of `rewarded`: nothing that is needed lies below."""
+    """By partition of `rewarded`: the lowest offset that is needed."""
     owner: str = ""
-    """As in the claim; empty when the server has stopped."""
+    """As in Claimed; empty when the server has stopped."""
     reading: dict[int, int] = {}
-    """By partition of `rewarded`: groups of agents are assembled from here on."""
-    closed: dict[str, Closed] = {}
-    """By prompt: of the groups of agents that would be assembled again."""
+    """By partition of `rewarded`: the offset from which groups of agents are assembled."""
+    closed: dict[str, ClosedAgentGroup] = {}
+    """By prompt: closed groups of agents that would otherwise be assembled again."""
 
 
 AnyEvent = (
@@ -151,10 +154,11 @@ def encode_event(event: Event) -> str:
     return msgspec.json.encode(event).decode()
 
 
-def life_of(sequence: int) -> int:
-    return sequence >> LIFE_BITS
+def epoch_of(sequence: int) -> int:
+    """The number of the server's start, counted per run, that a sequence number belongs to."""
+    return sequence >> EPOCH_BITS
 
 
-def first_of(life: int) -> int:
-    """Sequence numbers of a life follow this one: those of two servers are never mixed up."""
-    return life << LIFE_BITS
+def first_sequence(epoch: int) -> int:
+    """The number before all others of an epoch, so that those of two servers never mix."""
+    return epoch << EPOCH_BITS

@@ -1,7 +1,7 @@
-"""Groups that wait for a batch, in the order in which they came.
+"""Groups that wait for a batch, in the order of their arrival.
 
-Environments ask for the numbers below ten times a second each, so they are kept up to date, never
-counted again.
+Each environment polls ten times a second for numbers of the queue, so counts are kept up to date
+instead of being computed per poll.
 """
 
 from collections import Counter
@@ -12,36 +12,36 @@ from schemas import Position, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A scored group and where it lies in `rewarded`."""
+class QueuedGroup:
+    """A scored group and its position in `rewarded`."""
 
     sequence: int
     env_id: int | None
     size: int
-    """Sequences of tokens in it."""
+    """Number of token sequences."""
     record: ScoredGroup
-    place: Position
+    position: Position
 
 
-def group_of(record: ScoredGroup, place: Position) -> Group:
-    return Group(record.sequence, record.env_id, len(record.tokens), record, place)
+def queued_group(record: ScoredGroup, position: Position) -> QueuedGroup:
+    return QueuedGroup(record.sequence, record.env_id, len(record.tokens), record, position)
 
 
-class Queue:
-    def __init__(self, groups: Iterable[Group] = ()) -> None:
-        self._groups: dict[int, Group] = {}
+class GroupQueue:
+    def __init__(self, groups: Iterable[QueuedGroup] = ()) -> None:
+        self._groups: dict[int, QueuedGroup] = {}
         self._sizes: dict[int | None, Counter[int]] = {}
-        """How many groups of each size an environment has here; None are those of nobody."""
+        """Number of groups by environment and size; None is for groups without an environment."""
         self._all_sizes: Counter[int] = Counter()
         self.sequences: Counter[int | None] = Counter()
-        """By environment."""
+        """Number of token sequences by environment."""
         for group in groups:
             self.add(group)
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[QueuedGroup]:
         return iter(self._groups.values())
 
     def __contains__(self, sequence: int) -> bool:
@@ -54,13 +54,13 @@ class Queue:
     def largest_of(self, env_id: int) -> int:
         return max(self._sizes.get(env_id, ()), default=0)
 
-    def add(self, group: Group) -> None:
+    def add(self, group: QueuedGroup) -> None:
         self._groups[group.sequence] = group
         self._all_sizes[group.size] += 1
         self._sizes.setdefault(group.env_id, Counter())[group.size] += 1
         self.sequences[group.env_id] += group.size
 
-    def take(self, sequence: int) -> Group:
+    def take(self, sequence: int) -> QueuedGroup:
         group = self._groups.pop(sequence)
         own = self._sizes[group.env_id]
         self.sequences[group.env_id] -= group.size

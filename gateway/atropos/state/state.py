@@ -1,26 +1,26 @@
-"""What the server knows: a fold of groups and events, the same live and when it is rebuilt.
+"""The server's state: a fold of groups and events, the same live and after a rebuild.
 
 Differences from Atropos' own server, none of which its clients depend on:
 
-* One batch is formed for one that is asked for, the oldest groups first. So the step counts batches
-  that trainers got, by ones, and what is not handed out yet counts in the queue, by which environments
-  hold back.
-* A registration counts although groups came before it.
-* Environments that fell silent count neither in weights nor in minimums.
-* An environment that is started again has its id and name again.
+* A batch is formed when a trainer asks for one, from the oldest groups. So the step counts the batches
+  that trainers got, and groups that are not handed out yet count in the queue length, by which
+  environments throttle themselves.
+* A trainer may register after groups were posted.
+* Environments that fell silent are ignored in weights and minimum allocations.
+* An environment that is restarted keeps its id and name.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from gateway.atropos.agents.scored_group import CHANNEL, closed_at
-from gateway.atropos.state.batches import fill, form
-from gateway.atropos.state.buffer import Buffer
+from gateway.atropos.agents.scored_group import CHANNEL, closing_offset
+from gateway.atropos.state.batches import form_in_packs, form_of_any_size
+from gateway.atropos.state.buffer import GroupBuffer
 from gateway.atropos.state.events import (
     AnyEvent,
     Began,
-    Closed,
+    ClosedAgentGroup,
     Env,
     Formed,
     Handed,
@@ -32,25 +32,25 @@ from gateway.atropos.state.events import (
     Snapshot,
     Training,
 )
-from gateway.atropos.state.queue import Group, Queue
+from gateway.atropos.state.queue import GroupQueue, QueuedGroup
 
 UNKNOWN = -1
-"""What /info says of numbers that no trainer has registered."""
+"""What /info answers before a trainer has registered."""
 
 
-class State:
+class AtroposState:
     def __init__(self) -> None:
         self.applied = 0
         self.batches = 0
         self.max_token_len = UNKNOWN
-        self.latest: Group | None = None
+        self.latest: QueuedGroup | None = None
         self.ends: dict[int, int] = {}
-        """By partition of `rewarded`: where the next group may lie."""
+        """By partition of `rewarded`: the offset at which the next group may lie."""
         self.reading: dict[int, int] = {}
-        self.closed: dict[str, Closed] = {}
-        """As in a snapshot; a reset forgets groups, not that they came."""
+        self.closed: dict[str, ClosedAgentGroup] = {}
+        """Like `reading`, as in a snapshot. A reset drops groups, but not that they closed."""
         self.silent: frozenset[int] = frozenset()
-        """Environments that have not been heard of for long; nothing that the log knows."""
+        """Environments that have sent nothing for long; not in the log."""
         self._clear()
 
     def _clear(self) -> None:
@@ -58,10 +58,10 @@ class State:
         self.started = False
         self.step = 0
         self.envs: list[Env] = []
-        self.queue = Queue()
-        self.buffers: dict[int, Buffer] = {}
-        self.unhanded: dict[int, list[Group]] = {}
-        """Batches by number, oldest first."""
+        self.queue = GroupQueue()
+        self.buffers: dict[int, GroupBuffer] = {}
+        self.unhanded: dict[int, list[QueuedGroup]] = {}
+        """Batches by number, oldest first, until the log knows that they were delivered."""
 
     @property
     def batch_size(self) -> int:
@@ -71,8 +71,8 @@ class State:
         """Negative ids count from the end, as they do for Atropos."""
         return self.envs[env_id] if -len(self.envs) <= env_id < len(self.envs) else None
 
-    def counted(self) -> Iterator[tuple[int, Env]]:
-        """The environments whose weights and minimums count."""
+    def active_envs(self) -> Iterator[tuple[int, Env]]:
+        """The environments whose weights and minimum allocations count."""
         for env_id, env in enumerate(self.envs):
             if env.connected and env_id not in self.silent:
                 yield env_id, env
@@ -80,52 +80,53 @@ class State:
     def minimums(self) -> dict[int, float]:
         return {
             env_id: env.min_batch_allocation
-            for env_id, env in self.counted()
+            for env_id, env in self.active_envs()
             if env.min_batch_allocation is not None
         }
 
     def next_batch(self) -> Formed | None:
-        """Which groups the next batch would have; nothing changes until it is applied."""
+        """Chooses the groups of the next batch; nothing changes until the event is applied."""
         minimums = self.minimums()
-        if self._agents_wait() and not minimums:
-            groups = fill(self.queue, self.batch_size)
+        if self._has_agent_groups() and not minimums:
+            groups = form_of_any_size(self.queue, self.batch_size)
         else:
-            groups = form(self.queue, self.batch_size, minimums)
+            groups = form_in_packs(self.queue, self.batch_size, minimums)
         if groups is None:
             return None
         return Formed(number=self.batches + 1, groups=[group.sequence for group in groups])
 
-    def _agents_wait(self) -> bool:
-        waits = None in self.queue.sequences  # of an environment mostly, and then cheap to tell
-        return waits and any(group.record.channel == CHANNEL for group in self.queue)
+    def _has_agent_groups(self) -> bool:
+        has_none = None in self.queue.sequences  # cheap, and mostly false
+        return has_none and any(group.record.channel == CHANNEL for group in self.queue)
 
-    def take_in(self, group: Group) -> int | None:
-        """Where a group belongs: None is the queue, else it is the size of the environment's buffer
-        afterwards. Its groups may have left for the queue together."""
+    def add_group(self, group: QueuedGroup) -> int | None:
+        """Adds a group to the queue and returns None; or, if it does not have its environment's group
+        size, to the environment's buffer, and returns the buffer's size afterwards. Groups that make up
+        the group size move from the buffer to the queue together."""
         self.applied = max(self.applied, group.sequence)
-        at = group.place
+        at = group.position
         self.ends[at.partition] = max(self.ends.get(at.partition, 0), at.offset + 1)
         if group.record.channel == CHANNEL:
-            closed = Closed(at.partition, at.offset, closed_at(group.record))
-            self.close(group.record.prompt_uid, closed)
+            closed = ClosedAgentGroup(at.partition, at.offset, closing_offset(group.record))
+            self.mark_closed(group.record.prompt_uid, closed)
         env = None if group.env_id is None else self.env(group.env_id)
         if group.env_id is None or env is None or env.group_size == group.size:
             self._enqueue([group])
             return None
         buffer = self.buffers.get(group.env_id)
         if buffer is None or buffer.target != env.group_size:
-            buffer = Buffer(env.group_size, buffer.groups if buffer else ())
+            buffer = GroupBuffer(env.group_size, buffer.groups if buffer else ())
             self.buffers[group.env_id] = buffer
         self._enqueue(buffer.add(group))
         return buffer.sequences
 
-    def close(self, prompt_uid: str, closed: Closed) -> None:
-        """A group of agents has closed; whether it was taken in does not matter."""
+    def mark_closed(self, prompt_uid: str, closed: ClosedAgentGroup) -> None:
+        """A group of agents has closed, whether or not it was handed on."""
         self.closed[prompt_uid] = closed
 
-    def read_up_to(self, partition: int, rebuild: int, memory: int) -> None:
-        """Groups of agents are assembled again from `rebuild` on, and what lies `memory` before it is
-        read to know what is late; groups that closed before need not be known."""
+    def set_reading_progress(self, partition: int, rebuild: int, memory: int) -> None:
+        """A restart would assemble groups of agents from offset `rebuild` on, and read `memory` offsets
+        before it to know which trajectories are late. Groups that closed earlier are forgotten."""
         if self.reading.get(partition) == rebuild:
             return
         self.reading[partition] = rebuild
@@ -135,7 +136,7 @@ class State:
             if closed.partition != partition or closed.offset >= rebuild - memory
         }
 
-    def _enqueue(self, groups: Iterable[Group]) -> None:
+    def _enqueue(self, groups: Iterable[QueuedGroup]) -> None:
         for group in groups:
             self.queue.add(group)
             self.latest = group
@@ -163,7 +164,7 @@ class State:
                 self._clear()
 
     def _register(self, training: Training) -> None:
-        """The first trainer's numbers count; the others share its batches."""
+        """The first trainer's settings count; later ones share its batches."""
         if self.training is None:
             self.training = training
             self.max_token_len = training.max_token_len
@@ -181,19 +182,19 @@ class State:
             self.envs.append(msgspec.structs.replace(event.env, real_name=name))
 
     def rejoins(self, event: Joined) -> bool:
-        """Whether the place that it takes is still there: a reset may have come between."""
+        """Whether the environment that it replaces still exists: it may have been reset meanwhile."""
         if event.env_id is None or event.env_id >= len(self.envs):
             return False
         return self.envs[event.env_id].desired_name == event.env.desired_name
 
     def _form(self, event: Formed) -> None:
         self.batches = event.number
-        if all(sequence in self.queue for sequence in event.groups):  # else they were reset
+        if all(sequence in self.queue for sequence in event.groups):  # false after a reset
             self.unhanded[event.number] = [self.queue.take(s) for s in event.groups]
             self.step += 1
 
-    def held(self) -> Iterator[Group]:
-        """Every group that is needed after a restart."""
+    def needed_groups(self) -> Iterator[QueuedGroup]:
+        """Every group that a restarted server needs."""
         yield from self.queue
         for buffer in self.buffers.values():
             yield from buffer.groups
@@ -204,8 +205,8 @@ class State:
 
     def snapshot(self) -> Snapshot:
         floors = dict(self.ends)
-        for group in self.held():
-            at = group.place
+        for group in self.needed_groups():
+            at = group.position
             floors[at.partition] = min(floors.get(at.partition, at.offset), at.offset)
         return Snapshot(
             applied=self.applied,
@@ -224,8 +225,8 @@ class State:
             closed=dict(self.closed),
         )
 
-    def restore(self, at: Snapshot, groups: Mapping[int, Group]) -> None:
-        """`groups` are those that the log still has."""
+    def restore(self, at: Snapshot, groups: Mapping[int, QueuedGroup]) -> None:
+        """Restores a snapshot; `groups` are those that the log still has."""
         self._clear()
         self.applied, self.batches, self.step = at.applied, at.batches, at.step
         self.training, self.max_token_len, self.started = (
@@ -236,25 +237,25 @@ class State:
         self.envs = at.envs
         self.ends = dict(at.floors)
         self.reading, self.closed = at.reading, at.closed
-        self.queue = Queue(_found(at.queue, groups))
+        self.queue = GroupQueue(_existing(at.queue, groups))
         for env_id, sequences in at.buffers.items():
             env = self.env(env_id)
             target = env.group_size if env else 0
-            self.buffers[env_id] = Buffer(target, _found(sequences, groups))
-        self.unhanded = {n: list(_found(batch, groups)) for n, batch in at.unhanded.items()}
+            self.buffers[env_id] = GroupBuffer(target, _existing(sequences, groups))
+        self.unhanded = {n: list(_existing(batch, groups)) for n, batch in at.unhanded.items()}
         self.latest = groups.get(at.latest) if at.latest is not None else None
 
 
-def needed(at: Snapshot) -> set[int]:
-    """The groups that a snapshot names."""
+def sequences_in(at: Snapshot) -> set[int]:
+    """The sequences of all groups that a snapshot names."""
     latest = [] if at.latest is None else [at.latest]
     parts = (at.queue, *at.buffers.values(), *at.unhanded.values(), latest)
     return {sequence for part in parts for sequence in part}
 
 
-def _sequences(groups: Iterable[Group]) -> list[int]:
+def _sequences(groups: Iterable[QueuedGroup]) -> list[int]:
     return [group.sequence for group in groups]
 
 
-def _found(sequences: Iterable[int], groups: Mapping[int, Group]) -> Iterator[Group]:
+def _existing(sequences: Iterable[int], groups: Mapping[int, QueuedGroup]) -> Iterator[QueuedGroup]:
     return (groups[sequence] for sequence in sequences if sequence in groups)

@@ -1,10 +1,10 @@
 """Groups of any size, without content."""
 
-from gateway.atropos.state.queue import Group, group_of
+from gateway.atropos.state.queue import QueuedGroup, queued_group
 from schemas import Position, ScoredGroup
 
 
-def group(sequence: int, size: int, env_id: int | None = None) -> Group:
+def group(sequence: int, size: int, env_id: int | None = None) -> QueuedGroup:
     record = ScoredGroup(
         group_uid=f"g-{sequence}",
         prompt_uid=f"p-{sequence}",
@@ -15,4 +15,4 @@ def group(sequence: int, size: int, env_id: int | None = None) -> Group:
         masks=[b""] * size,
         scores=[0.0] * size,
     )
-    return group_of(record, Position(partition=sequence % 3, offset=sequence // 3))
+    return queued_group(record, Position(partition=sequence % 3, offset=sequence // 3))

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 
-from gateway.atropos.state.queue import Group
+from gateway.atropos.state.queue import QueuedGroup
 
 
-def batch(queue: Sequence[Group], size: int) -> list[int] | None:
+def batch(queue: Sequence[QueuedGroup], size: int) -> list[int] | None:
     if sum(g.size for g in queue) < size:
         return None
     return _exactly([g for _, g in _packed(queue, lambda g: g.size)], size)
 
 
 def batch_with_minimums(
-    queue: Sequence[Group], size: int, minimums: Mapping[int, float]
+    queue: Sequence[QueuedGroup], size: int, minimums: Mapping[int, float]
 ) -> list[int] | None:
     owned = _packed(queue, lambda g: (g.env_id, g.size))
     packed = [(at, g) for at, g in owned if g.env_id is not None]
@@ -26,7 +26,7 @@ def batch_with_minimums(
         for env, need in needs.items():
             smallest = min(g.size for _, g in packed if g.env_id == env)
             needs[env] = max(smallest, int(need * size / total))
-    chosen: list[Group] = []
+    chosen: list[QueuedGroup] = []
     for env, need in needs.items():
         for _, g in packed:
             own = sum(c.size for c in chosen if c.env_id == env)
@@ -53,9 +53,11 @@ def leaving(sizes: Sequence[int], target: int) -> list[int]:
     return sorted(max(exact, key=lambda s: [i in s for i in reversed(places)])) if exact else []
 
 
-def _packed(queue: Sequence[Group], kind: Callable[[Group], object]) -> list[tuple[int, Group]]:
+def _packed(
+    queue: Sequence[QueuedGroup], kind: Callable[[QueuedGroup], object]
+) -> list[tuple[int, QueuedGroup]]:
     largest = max((g.size for g in queue), default=0)
-    buckets: dict[object, list[tuple[int, Group]]] = {}
+    buckets: dict[object, list[tuple[int, QueuedGroup]]] = {}
     packed = []
     for at, g in enumerate(queue):
         bucket = buckets.setdefault(kind(g), [])
@@ -66,8 +68,8 @@ def _packed(queue: Sequence[Group], kind: Callable[[Group], object]) -> list[tup
     return packed
 
 
-def _exactly(groups: Sequence[Group], size: int) -> list[int] | None:
-    chosen: list[Group] = []
+def _exactly(groups: Sequence[QueuedGroup], size: int) -> list[int] | None:
+    chosen: list[QueuedGroup] = []
     for g in groups:
         chosen.append(g)
         if sum(c.size for c in chosen) >= size:

@@ -67,7 +67,7 @@ def one_step(uid: str, prompt: str, reward: float, **fields: Any) -> list[Record
     return whole(uid, prompt, reward, step(f"{uid}-0", uid, prompt), **fields)
 
 
-def group_of(prompt: str, rewards: Sequence[float]) -> list[Record]:
+def queued_group(prompt: str, rewards: Sequence[float]) -> list[Record]:
     parts = [one_step(f"{prompt}-{reward}", prompt, reward) for reward in rewards]
     return [record for part in parts for record in part]
 
@@ -135,14 +135,14 @@ def test_an_incomplete_group_comes_after_its_deadline_and_not_again(
     """A group that stays open has all of this read again by the next server."""
     atropos.begin(batch_size=3)
     write(log, one_step("open", "stays open", 1.0))
-    write(log, group_of("again", [0.0, 1.0, 2.0]), age_s=4000)
+    write(log, queued_group("again", [0.0, 1.0, 2.0]), age_s=4000)
     assert [one["scores"] for one in batch(atropos)] == [[0.0, 1.0, 2.0]]
     atropos.get("/reset_data")
     atropos.begin(batch_size=4)
     for epoch in (1, 2):
         atropos.kill_server(handed=1)
         rewards = [10.0 * epoch + n for n in range(4)]
-        write(log, group_of("again", rewards))
+        write(log, queued_group("again", rewards))
         assert [one["scores"] for one in batch(atropos)] == [rewards]
     assert atropos.get("/status") == {"current_step": 2, "queue_size": 0}
 

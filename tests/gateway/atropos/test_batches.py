@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.atropos.state.batches import fill, form
-from gateway.atropos.state.buffer import Buffer
-from gateway.atropos.state.queue import Group, Queue
+from gateway.atropos.state.batches import form_in_packs, form_of_any_size
+from gateway.atropos.state.buffer import GroupBuffer
+from gateway.atropos.state.queue import GroupQueue, QueuedGroup
 from tests.gateway.atropos import reference
 from tests.gateway.atropos.groups import group
 
@@ -18,7 +18,7 @@ ENV = st.sampled_from([None, 0, 1, 2])
 
 
 @st.composite
-def waiting(draw: st.DrawFn) -> list[Group]:
+def waiting(draw: st.DrawFn) -> list[QueuedGroup]:
     sizes = st.sampled_from(draw(SIZES))
     drawn = draw(st.lists(st.tuples(sizes, ENV), max_size=14))
     return [group(n, size, env_id) for n, (size, env_id) in enumerate(drawn)]
@@ -28,21 +28,21 @@ BATCH_SIZES = st.sampled_from([2, 4, 6, 8, 16])
 SHARES = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.6, 1.0, 1.5, -1.0])
 
 
-def formed(groups: list[Group], size: int, minimums: dict[int, float]) -> list[int] | None:
-    batch = form(Queue(groups), size, minimums)
+def formed(groups: list[QueuedGroup], size: int, minimums: dict[int, float]) -> list[int] | None:
+    batch = form_in_packs(GroupQueue(groups), size, minimums)
     return None if batch is None else [g.sequence for g in batch]
 
 
 @settings(deadline=None)
 @given(waiting(), BATCH_SIZES)
-def test_a_batch_is_the_one_of_the_rules(groups: list[Group], size: int) -> None:
+def test_a_batch_is_the_one_of_the_rules(groups: list[QueuedGroup], size: int) -> None:
     assert formed(groups, size, {}) == reference.batch(groups, size)
 
 
 @settings(deadline=None)
 @given(waiting(), BATCH_SIZES, st.dictionaries(st.integers(0, 2), SHARES, min_size=1))
 def test_a_batch_with_minimums_is_the_one_of_the_rules(
-    groups: list[Group], size: int, minimums: dict[int, float]
+    groups: list[QueuedGroup], size: int, minimums: dict[int, float]
 ) -> None:
     assert formed(groups, size, minimums) == reference.batch_with_minimums(groups, size, minimums)
 
@@ -50,7 +50,7 @@ def test_a_batch_with_minimums_is_the_one_of_the_rules(
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=8), BATCH_SIZES)
 def test_any_sizes_that_fill_a_batch_are_used_the_oldest_first(sizes: list[int], size: int) -> None:
-    batch = fill(Queue(group(n, one) for n, one in enumerate(sizes)), size)
+    batch = form_of_any_size(GroupQueue(group(n, one) for n, one in enumerate(sizes)), size)
     choices = product((True, False), repeat=len(sizes))
     fitting = (used for used in choices if sum(compress(sizes, used)) == size)
     first = next((list(compress(range(len(sizes)), used)) for used in fitting), None)
@@ -60,7 +60,7 @@ def test_any_sizes_that_fill_a_batch_are_used_the_oldest_first(sizes: list[int],
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=10), st.integers(2, 12))
 def test_what_leaves_a_buffer_is_what_the_rules_say(sizes: list[int], target: int) -> None:
-    buffer, kept = Buffer(target), list[Group]()
+    buffer, kept = GroupBuffer(target), list[QueuedGroup]()
     for n, size in enumerate(sizes):
         came = group(n, size, 0)
         left = buffer.add(came)
@@ -72,7 +72,7 @@ def test_what_leaves_a_buffer_is_what_the_rules_say(sizes: list[int], target: in
 
 
 def test_a_target_that_nothing_reaches_costs_nothing() -> None:
-    buffer = Buffer(10**20)
+    buffer = GroupBuffer(10**20)
     assert [buffer.add(group(n, 3)) for n in range(3)] == [[], [], []]
     assert buffer.sequences == 9
 
@@ -97,7 +97,7 @@ def test_sizes_that_do_not_fit_wait(
 @settings(deadline=None)
 @given(waiting(), BATCH_SIZES, st.lists(st.tuples(SHARES, st.booleans()), min_size=1, max_size=3))
 def test_batches_are_those_of_atropos(
-    groups: list[Group], size: int, envs: list[tuple[float, bool]]
+    groups: list[QueuedGroup], size: int, envs: list[tuple[float, bool]]
 ) -> None:
     peer = pytest.importorskip("atroposlib.api.utils")
     theirs: list[dict[str, Any]] = [

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from gateway.atropos.log import writer as log_writer
-from gateway.atropos.log.prompt_uids import Neighbours
-from gateway.atropos.log.rebuild import Rebuild
-from gateway.atropos.log.retries import Retries
-from gateway.atropos.log.writer import Log
+from gateway.atropos.log.prompt_uids import PromptUids
+from gateway.atropos.log.rebuild import StateRebuild
+from gateway.atropos.log.retries import RetryDetector
+from gateway.atropos.log.writer import LogWriter
 from gateway.atropos.state.events import (
     Began,
     Env,
@@ -22,7 +22,7 @@ from gateway.atropos.state.events import (
     Training,
     decode_event,
 )
-from gateway.atropos.state.state import State
+from gateway.atropos.state.state import AtroposState
 from pool import topics
 from pool.connection import Connection
 from pool.producers.output import Output
@@ -60,16 +60,16 @@ def connection_with_topics(connection: Connection) -> Connection:
 @asynccontextmanager
 async def opened_log(
     connection: Connection,
-) -> AsyncIterator[tuple[State, Log, FailingProducer]]:
+) -> AsyncIterator[tuple[AtroposState, LogWriter, FailingProducer]]:
     codec = Codec()
     async with (
         FailingProducer(connection, codec) as producer,
         open_topic(connection, ATROPOS) as events,
         open_topic(connection, REWARDED) as rewarded,
     ):
-        rebuilt = await Rebuild(events, rewarded, producer, codec, RUN).run("owner")
-        retries, neighbours = Retries(), Neighbours(len(rewarded.partitions))
-        log = Log(producer, RUN, "owner", rebuilt.state, retries, neighbours)
+        rebuilt = await StateRebuild(events, rewarded, producer, codec, RUN).run("owner")
+        retries, prompt_uids = RetryDetector(), PromptUids(len(rewarded.partitions))
+        log = LogWriter(producer, RUN, "owner", rebuilt.state, retries, prompt_uids)
         await log.write_snapshot()
         yield rebuilt.state, log, producer
 
@@ -95,14 +95,14 @@ async def test_a_snapshot_that_is_sent_again_hides_no_event(
         return fails
 
     async with opened_log(connection_with_topics) as (_, log, producer):
-        await log.happen(Registered(training=TRAINING), lambda: None)
-        await log.happen(Began(), lambda: None)
+        await log.append_event(Registered(training=TRAINING), lambda: None)
+        await log.append_event(Began(), lambda: None)
         producer.fail = fail
         await asyncio.gather(
-            log.assemble(fields("first")),
-            log.assemble(fields("second")),
+            log.append_agent_group(fields("first")),
+            log.append_agent_group(fields("second")),
             log.write_snapshot(),
-            log.happen(Joined(env=ENV), lambda: None),
+            log.append_event(Joined(env=ENV), lambda: None),
         )
     assert failed == 1
     async with opened_log(connection_with_topics) as (state, _, _):
@@ -127,15 +127,15 @@ async def test_a_group_that_lies_before_an_older_one_is_not_left_behind_by_a_sna
 
     monkeypatch.setattr(log_writer, "SNAPSHOT_EVERY", 3)
     async with opened_log(connection_with_topics) as (_, log, producer):
-        await log.happen(Registered(training=TRAINING), lambda: None)
+        await log.append_event(Registered(training=TRAINING), lambda: None)
         producer.fail = fail
         await asyncio.gather(
-            log.happen(Began(), lambda: None),
-            log.assemble(fields("older")),
-            log.happen(Joined(env=ENV), lambda: None),
-            log.assemble(fields("younger")),
+            log.append_event(Began(), lambda: None),
+            log.append_agent_group(fields("older")),
+            log.append_event(Joined(env=ENV), lambda: None),
+            log.append_agent_group(fields("younger")),
         )
     assert failed
     async with opened_log(connection_with_topics) as (state, _, _):
-        offsets = {group.record.group_uid: group.place.offset for group in state.queue}
+        offsets = {group.record.group_uid: group.position.offset for group in state.queue}
         assert offsets == {"younger": 0, "older": 1}

@@ -21,8 +21,8 @@ from gateway.atropos.state.events import (
     decode_event,
     encode_event,
 )
-from gateway.atropos.state.queue import Group
-from gateway.atropos.state.state import State, needed
+from gateway.atropos.state.queue import QueuedGroup
+from gateway.atropos.state.state import AtroposState, sequences_in
 from tests.gateway.atropos import running
 from tests.gateway.atropos.groups import group
 
@@ -38,7 +38,7 @@ class Story:
     """A state, and the sequence number of what happens next."""
 
     def __init__(self, *happened: AnyEvent | tuple[int, int | None]) -> None:
-        self.state = State()
+        self.state = AtroposState()
         self.sequence = 0
         for one in happened:
             self.goes_on(one)
@@ -46,7 +46,7 @@ class Story:
     def goes_on(self, one: AnyEvent | tuple[int, int | None]) -> None:
         self.sequence += 1
         if isinstance(one, tuple):
-            self.state.take_in(group(self.sequence, *one))
+            self.state.add_group(group(self.sequence, *one))
         else:
             self.state.apply(self.sequence, one)
 
@@ -83,8 +83,8 @@ def test_a_second_registration_changes_nothing() -> None:
 
 def test_a_group_of_another_size_waits_for_a_set() -> None:
     story = begun(env(group_size=4))
-    assert story.state.take_in(group(10, 3, 0)) == 3
-    assert story.state.take_in(group(11, 1, 0)) == 0
+    assert story.state.add_group(group(10, 3, 0)) == 3
+    assert story.state.add_group(group(11, 1, 0)) == 0
     assert [g.sequence for g in story.state.queue] == [10, 11]
     assert story.state.latest == group(11, 1, 0)
 
@@ -175,8 +175,8 @@ def test_a_snapshot_and_what_follows_give_the_same_state(
     happens: list[tuple[int, int | None] | str], at: int
 ) -> None:
     told = begun(env(), env(group_size=2))
-    again = State()
-    groups: dict[int, Group] = {}
+    again = AtroposState()
+    groups: dict[int, QueuedGroup] = {}
     for n, one in enumerate(happens):
         if n == at:
             text = encode_event(told.state.snapshot())
@@ -187,7 +187,7 @@ def test_a_snapshot_and_what_follows_give_the_same_state(
         told.goes_on(event)
         if isinstance(event, tuple):
             groups[told.sequence] = group(told.sequence, *event)
-            again.take_in(groups[told.sequence])
+            again.add_group(groups[told.sequence])
         else:
             again.apply(told.sequence, event)
     if at < len(happens):
@@ -196,18 +196,18 @@ def test_a_snapshot_and_what_follows_give_the_same_state(
         assert replace(rebuilt, floors={}) == replace(kept, floors={})
         # Who begins anew may read a little more.
         assert all(rebuilt.floors[p] <= floor for p, floor in kept.floors.items())
-        assert [*again.held()] == [*told.state.held()]
+        assert [*again.needed_groups()] == [*told.state.needed_groups()]
 
 
-def _restored(text: str, groups: dict[int, Group]) -> State:
+def _restored(text: str, groups: dict[int, QueuedGroup]) -> AtroposState:
     snapshot = decode_event(text)
     assert isinstance(snapshot, Snapshot)
-    state = State()
-    state.restore(snapshot, {s: groups[s] for s in needed(snapshot)})
+    state = AtroposState()
+    state.restore(snapshot, {s: groups[s] for s in sequences_in(snapshot)})
     return state
 
 
-def _event(state: State, word: str) -> AnyEvent | None:
+def _event(state: AtroposState, word: str) -> AnyEvent | None:
     match word:
         case "batch":
             return state.next_batch()
@@ -223,7 +223,7 @@ def _event(state: State, word: str) -> AnyEvent | None:
             return Registered(training=TRAINING)
 
 
-def of_agents(sequence: int, size: int, prompt: str = "p", closed_at: int = 7) -> Group:
+def of_agents(sequence: int, size: int, prompt: str = "p", closed_at: int = 7) -> QueuedGroup:
     plain = group(sequence, size)
     record = msgspec.structs.replace(
         plain.record, channel="atropos", prompt_uid=prompt, group_uid=f"{prompt}/{closed_at}"
@@ -234,17 +234,17 @@ def of_agents(sequence: int, size: int, prompt: str = "p", closed_at: int = 7) -
 def test_a_large_group_of_agents_does_not_stop_the_others() -> None:
     story = Story(Registered(training=TRAINING), (9, None), (4, None), (4, None))
     assert story.batch() is None, "as Atropos has it"
-    story.state.take_in(of_agents(5, 2))
+    story.state.add_group(of_agents(5, 2))
     assert story.batch() == [3, 4]
 
 
 def test_a_snapshot_knows_which_groups_of_agents_came() -> None:
-    state = State()
+    state = AtroposState()
     for sequence, prompt in enumerate(("a", "b", "c")):
-        state.take_in(of_agents(3 * sequence, 4, prompt, closed_at=10 * sequence))
+        state.add_group(of_agents(3 * sequence, 4, prompt, closed_at=10 * sequence))
     state.apply(9, Reset())
-    state.read_up_to(0, 102, memory=101)
-    after = State()
+    state.set_reading_progress(0, 102, memory=101)
+    after = AtroposState()
     after.restore(state.snapshot(), {})
     assert {uid: closed.closed_at for uid, closed in after.closed.items()} == {"b": 10, "c": 20}
     assert after.reading == {0: 102}

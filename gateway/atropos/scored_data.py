@@ -47,7 +47,7 @@ class Message(msgspec.Struct, gc=False):
     content: Raw
 
 
-class Posted(NamedTuple):
+class PostedGroup(NamedTuple):
     """A group that was posted: the fields of its record, and what a repeated post is known by."""
 
     content: dict[str, Any]
@@ -64,7 +64,7 @@ class Posted(NamedTuple):
         return len(self.content["tokens"])
 
 
-class NotPlain(Exception):
+class UnusualBody(Exception):
     """A body that is not what stock clients send: it needs a closer look, and may still be right."""
 
 
@@ -79,7 +79,7 @@ _numbers_only = msgspec.json.Decoder(Numbers)
 _encoder = msgspec.json.Encoder()
 
 
-def decode_group(body: bytes | Raw) -> Posted:
+def decode_group(body: bytes | Raw) -> PostedGroup:
     text = bytes(body)
     try:
         data: Any = simdjson.Parser().parse(text)
@@ -87,28 +87,30 @@ def decode_group(body: bytes | Raw) -> Posted:
         brackets = np.count_nonzero(np.frombuffer(text, np.uint8) == LIST)
         if brackets != _brackets(content) or _hides_a_list(text):
             _numbers_only.decode(text)
-        return Posted(content, _fingerprint(text))
+        return PostedGroup(content, _fingerprint(text))
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError) as error:
-        raise NotPlain from error
+        raise UnusualBody from error
     except (OverflowError, RuntimeError) as error:  # the latter of integers beyond 64 bits, too
-        raise NotPlain from error
+        raise UnusualBody from error
 
 
-def decode_groups(body: bytes) -> list[Posted]:
+def decode_groups(body: bytes) -> list[PostedGroup]:
     try:
         items = _groups.decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise NotPlain from error
+        raise UnusualBody from error
     return [decode_group(item) for item in items]
 
 
-def checked_group(data: dict[str, Any]) -> Posted:
+def group_from_model(data: dict[str, Any]) -> PostedGroup:
     """Of what pydantic has taken and put right. JSON of any shape may have integers in it that are
     longer than those that `decode_group` reads. Raises UnicodeEncodeError."""
     numbers = json.dumps({name: data[name] for name in data if name not in ANY_SHAPE})
     shapes = {name: _any_json(data[name]) for name in ANY_SHAPE}
     whole = numbers + json.dumps(shapes, ensure_ascii=False)
-    return Posted(decode_group(numbers.encode()).content | shapes, _fingerprint(whole.encode()))
+    return PostedGroup(
+        decode_group(numbers.encode()).content | shapes, _fingerprint(whole.encode())
+    )
 
 
 def _any_json(value: Any) -> Json:
