@@ -1,8 +1,7 @@
 """The records of the log: their Avro schemas, Python types and codec.
 
-A record is a frozen struct named as in the log (`Step`, `TrajectoryEnd`, …); a `Codec` turns it into
-the bytes of a Kafka value and back. Token ids and logprobs stay packed in `bytes`; `packing` turns
-them into numbers where somebody needs numbers.
+A record is a frozen struct (`Step`, `TrajectoryEnd`, …); a `Codec` turns it into the bytes of a Kafka
+value and back. Token ids and logprobs stay packed in `bytes`; `packing` turns them into numbers.
 """
 
 from schemas.codec import Codec, SchemaError, UnknownSchema

@@ -31,7 +31,7 @@ def unpack_logprobs(packed: bytes) -> "array[float]":
 
 
 def encode_varint(number: int) -> bytes:
-    """Seven bits to a byte, the lowest first; none for what is below zero."""
+    """A number of 0 or more as a varint: seven bits per byte, the lowest first."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

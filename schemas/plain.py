@@ -1,8 +1,8 @@
-"""Records as plain JSON values: what a person, `jq` or a data frame reads.
+"""Records as plain JSON values, for people, `jq` and data frames.
 
-Field names are the schema's. Packed numbers become arrays, JSON text becomes what it says, and other
-bytes become hexadecimal; the schema's `logicalType` tells which is which. Nobody checks what a writer
-put there, so what cannot be unpacked stays text, or becomes hexadecimal.
+Field names are the schema's. Packed numbers become arrays, JSON text is parsed, and other bytes become
+hexadecimal, according to the schema's `logicalType`. Writers are not checked, so text that is not valid
+JSON stays text, and bytes that cannot be unpacked become hexadecimal.
 """
 
 from collections.abc import Callable

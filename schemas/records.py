@@ -1,7 +1,7 @@
 """Typed records. Each class is one `.avsc` file; field names, order and defaults are the schema's.
 
-Strings that hold a closed set of words (`status`, `phase`, `verdict`) are Avro strings, because an
-Avro enum cannot gain a symbol without breaking readers that were released before it.
+Fields with a closed set of values (`status`, `phase`, `verdict`) are Avro strings, because an Avro enum
+cannot gain a symbol without breaking readers that were released before it.
 """
 
 from typing import ClassVar, Literal
@@ -38,20 +38,22 @@ class RecordPart(msgspec.Struct, frozen=True, gc=False):
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A value that can stand in a topic. Records never refer to each other, so the cyclic garbage
-    collector need not look at the hundreds of thousands that an assembler may hold."""
+    """A value of a topic. Records never refer to each other, so the cyclic garbage collector need not
+    track the hundreds of thousands that an assembler may hold."""
 
     schema_file: ClassVar[str]
 
 
 class Segment(RecordPart, frozen=True, kw_only=True):
+    """The tokens of a Step from `first_token` on that one version of the weights sampled."""
+
     incarnation: int
     version: int
     first_token: int
 
 
 class Position(RecordPart, frozen=True, kw_only=True, order=True):
-    """A place in a topic whose name is known from the context."""
+    """Partition and offset of a record, in a topic that the context determines."""
 
     partition: int
     offset: int

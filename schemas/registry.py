@@ -1,4 +1,4 @@
-"""A Confluent-compatible schema registry, for those whose other tools read schemas from one.
+"""A Confluent-compatible schema registry, for clusters whose other tools read schemas from one.
 
 Subjects follow TopicRecordNameStrategy, since a topic holds several record types. Services only look
 schemas up; `register` belongs to the command that creates the topics.
@@ -12,24 +12,25 @@ from schemas.codec import Schema, SchemaError, current_schema, parse_schema_text
 from schemas.records import Record
 
 COMPATIBILITY = "FULL_TRANSITIVE"
-"""Replay reads old records with new code, a rolled-back service new records with old code."""
+"""Replay reads old records with new code; a service that was rolled back reads new records with old
+code."""
 
 TIMEOUT = 10
-"""Seconds that the server has for an answer; its client would wait for ever."""
+"""Seconds to wait for an answer; the client's default is no limit."""
 
 
 class RegistryUnavailable(Exception):
-    """The registry gave no answer; what it would have said is not known."""
+    """The registry cannot be used: it does not answer, or its client is not installed."""
 
 
 class SchemaRegistry:
-    """Implements `schemas.codec.Registry`. It asks once for each schema and then works without the
-    server, so a registry that goes away later stops nobody."""
+    """Implements `schemas.codec.Registry`. It requests each schema once and then works without the
+    server, so a registry that becomes unavailable later does no harm."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._name = _without_password(url)
-        _client(url).close()  # a mistake in the address shows at once
+        _client(url).close()  # reports a mistake in the address at once
         self._ids: dict[tuple[str, str], int] = {}
         self._schemas: dict[int, Schema] = {}
 
@@ -42,33 +43,33 @@ class SchemaRegistry:
 
     def schema_of(self, schema_id: int) -> Schema:
         if schema_id not in self._schemas:
-            unknown = f"the registry at {self._name} has no schema with id {schema_id}"
-            found = self._ask(unknown, "get_schema", schema_id)
-            self._schemas[schema_id] = _record_schema(found.schema_str, schema_id)
+            refusal = f"the registry at {self._name} has no schema with id {schema_id}"
+            registered = self._request(refusal, "get_schema", schema_id)
+            self._schemas[schema_id] = _record_schema(registered.schema_str, schema_id)
         return self._schemas[schema_id]
 
     def register(self, topic: str, record_type: type[Record]) -> int:
-        """Makes the record type known for the topic and guards it against breaking changes."""
+        """Registers the record type for the topic, and makes the registry refuse breaking changes."""
         schema = current_schema(record_type)
         subject = f"{topic}-{schema['name']}"
-        refused = f"the registry at {self._name} refused the schema of {subject}"
-        self._ask(refused, "set_compatibility", subject, COMPATIBILITY)
-        return int(self._ask(refused, "register_schema", subject, _avro(schema)))
+        refusal = f"the registry at {self._name} refused the schema of {subject}"
+        self._request(refusal, "set_compatibility", subject, COMPATIBILITY)
+        return int(self._request(refusal, "register_schema", subject, _avro(schema)))
 
     def _look_up(self, subject: str, schema: Schema) -> int:
-        unknown = (
-            f"the registry at {self._name} does not know {subject} as it is today; "
+        refusal = (
+            f"the registry at {self._name} does not have the current schema of {subject}; "
             "register it with `steplog topics create`"
         )
-        return int(self._ask(unknown, "lookup_schema", subject, _avro(schema)).schema_id)
+        return int(self._request(refusal, "lookup_schema", subject, _avro(schema)).schema_id)
 
-    def _ask(self, refusal: str, method: str, *arguments: Any) -> Any:
-        """The client's answer; `refusal` is what it means when the server says no."""
+    def _request(self, refusal: str, method: str, *arguments: Any) -> Any:
+        """Calls a method of the client; `refusal` is the message if the server refuses."""
         from confluent_kafka.schema_registry.common._httpx_compat import httpx
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
-            with _client(self._url) as client:  # asked so rarely that no connection is kept
+            with _client(self._url) as client:  # used so rarely that no connection is kept
                 return getattr(client, method)(*arguments)
         except SchemaRegistryError as error:
             if error.http_status_code in (404, 409, 422):
@@ -82,14 +83,14 @@ def _record_schema(text: str, schema_id: int) -> Schema:
     try:
         schema = parse_schema_text(text)
         schema["name"]
-    # Other people's schemas may be of any kind; only Avro records can be ours.
+    # A registry may hold schemas of any kind; ours are Avro records.
     except Exception as error:
-        raise SchemaError(f"schema id {schema_id} is no Avro record") from error
+        raise SchemaError(f"schema id {schema_id} is not an Avro record") from error
     return schema
 
 
 def _without_password(url: str) -> str:
-    """For messages: what stands between the scheme and an @ is for the server alone."""
+    """The URL for messages, without user and password."""
     return re.sub(r"//[^/]*@", "//", url)
 
 
@@ -104,7 +105,7 @@ def _client(url: str) -> Any:
         return SchemaRegistryClient({"url": url, "timeout": TIMEOUT})
     except ValueError as error:
         name = _without_password(url)
-        raise RegistryUnavailable(f"{name} cannot be a registry's address: {error}") from error
+        raise RegistryUnavailable(f"{name} is not a registry's address: {error}") from error
 
 
 def _avro(schema: Schema) -> Any:

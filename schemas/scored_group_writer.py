@@ -1,7 +1,7 @@
-"""A ScoredGroup as Avro, written by hand: it is large and comes often.
+"""A hand-written Avro encoder for ScoredGroup, which is large and frequent.
 
-fastavro finds the branch of a union by checking the value against each, down to the last row. Here
-what is not None is the second branch, and rows are put one after the other as they are.
+fastavro finds the branch of a union by checking the value against each branch, down to the last row.
+Here a value that is not None is the second branch, and packed rows are copied as they are.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from schemas.packing import encode_varint, pack_doubles
 from schemas.records import ScoredGroup
 
 NULL = b"\x00"
-GIVEN = b"\x02"
-"""Which branch of a union follows."""
+PRESENT = b"\x02"
+"""The branch of a union that follows."""
 END = b"\x00"
-"""Of an array's blocks."""
+"""Ends the blocks of an array."""
 TEXTS = (
     "messages",
     "generation_params",
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 
 def encode_pieces(group: ScoredGroup) -> list[bytes]:
-    """To be joined: the fields in the schema's order."""
+    """The encoded fields in the schema's order, to be joined."""
     out: list[bytes] = []
     for text in (group.group_uid, group.prompt_uid, group.run, group.channel):
         _write_text(out, text)
     out.append(_long(group.sequence))
-    out.append(NULL if group.env_id is None else GIVEN + _long(group.env_id))
+    out.append(NULL if group.env_id is None else PRESENT + _long(group.env_id))
     _write_rows(out, group.tokens)
     _write_rows(out, group.masks)
     if group.scores:
@@ -57,7 +57,7 @@ def _write_optional(
     if value is None:
         out.append(NULL)
     else:
-        out.append(GIVEN)
+        out.append(PRESENT)
         write(out, value)
 
 
@@ -78,9 +78,9 @@ def _write_rows(out: list[bytes], rows: Sequence[bytes]) -> None:
 
 
 def _long(number: int) -> bytes:
-    """Zigzag: small numbers are short, whatever their sign."""
+    """Zigzag encoding: small numbers are short, whatever their sign."""
     return encode_varint(number << 1 if number >= 0 else ~(number << 1))
 
 
 _length = lru_cache(_long)
-"""The same lengths come again and again."""
+"""Cached, since the same lengths recur."""

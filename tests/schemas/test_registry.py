@@ -153,9 +153,13 @@ def test_a_schema_of_other_people_is_a_schema_error(
     record = '{"type": "record", "name": "theirs.Order", "fields": []}'
     for number, (text, kind, problem) in enumerate(
         [
-            ('"string"', "AVRO", "is no Avro record"),
-            ('{"$schema": "http://json-schema.org/draft-07/schema#"}', "JSON", "is no Avro record"),
-            (record, "AVRO", "theirs.Order is no record of this version"),
+            ('"string"', "AVRO", "is not an Avro record"),
+            (
+                '{"$schema": "http://json-schema.org/draft-07/schema#"}',
+                "JSON",
+                "is not an Avro record",
+            ),
+            (record, "AVRO", "this version knows no record type theirs.Order"),
         ]
     ):
         schema_id = client.register_schema(f"theirs-{number}", Schema(text, kind))
@@ -238,7 +242,7 @@ def test_a_command_says_in_one_sentence_that_the_registry_is_away(
     topics.create(connection, partitions=1)
     for url, told in (
         (f"http://127.0.0.1:{free_port()}", "no registry answers at {}: "),
-        ("registry:8081", "{} cannot be a registry's address: "),
+        ("registry:8081", "{} is not a registry's address: "),
     ):
         done = steplog("topics", "create", "--registry-url", url, *reaching(connection))
         assert done.returncode == 1
