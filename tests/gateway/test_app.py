@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app import make_app
+from gateway.app import ROUTES, make_app
 from gateway.http.keys import Keys
 from gateway.routes.parts import GatewayState
 from gateway.settings import GatewaySettings
@@ -61,3 +61,17 @@ def test_a_call_is_answered_by_its_endpoint(route: str) -> None:
 )
 def test_everything_else_is_fastapis(method: str, path: str, status: int) -> None:
     assert answered(method, path)[0] == status
+
+
+def test_the_openapi_document_says_when_each_error_occurs() -> None:
+    settings = GatewaySettings(tokenizer="none", engines=("http://127.0.0.1:1",))
+    document = make_app(GatewayState(settings, Keys())).openapi()
+    operations = [
+        operation for methods in document["paths"].values() for operation in methods.values()
+    ]
+    assert len(operations) == len(ROUTES) == len({o["operationId"] for o in operations})
+    for operation in operations:
+        assert operation["summary"]
+        errors = {s: r["description"] for s, r in operation["responses"].items() if s != "200"}
+        assert len(set(errors.values())) == len(errors) > 0
+        assert all(description.endswith(".") for description in errors.values())
