@@ -285,7 +285,7 @@ def test_too_many_open_trajectories_are_429_until_one_is_completed(
         begun.append(urllib.parse.urlsplit(reply.body["base_url"]).path)
         assert len(begun) <= MAX_OPEN
     assert reply.status == 429
-    assert f"{MAX_OPEN} trajectories" in error(reply)["message"]
+    assert f"Too many open trajectories (limit {MAX_OPEN})." in error(reply)["message"]
     assert ask(locked, begun[0]).status == 200
     assert locked.post(f"{begun[0]}/complete_trajectory").status == 200
     assert locked.post("/init_trajectory", {"channel": "c"}, bearer(BOB)).status == 200
@@ -332,7 +332,7 @@ def test_a_keys_file_that_cannot_be_read_is_told(
     status, told = start(log, tokenizer, "--keys-file", str(tmp_path / "none"))
     assert status == 1
     assert told.splitlines() == [
-        f"steplog: the keys in {tmp_path / 'none'} cannot be read: No such file or directory"
+        f"steplog: Cannot read the keys file {tmp_path / 'none'}: No such file or directory"
     ]
 
 
@@ -340,6 +340,6 @@ def test_keys_are_never_in_the_log(locked: RunningGateway) -> None:
     """After all that was tried above."""
     init(locked)
     written = locked.log.read_text()
-    assert "listening" in written
+    assert "Listening" in written
     for secret in (ALICE, BOB, hashlib.sha256(BOB.encode()).hexdigest(), "wrong-key"):
         assert secret not in written
