@@ -123,7 +123,7 @@ def test_a_written_step_whose_lengths_differ_is_a_schema_error() -> None:
     # Avro writes the length 4 as the varint 8; make the logprobs a byte shorter.
     torn = whole.replace(b"\x08\2\0\0\0", b"\x06\2\0\0")
     assert len(torn) == len(whole) - 1
-    with pytest.raises(SchemaError, match="no Step"):
+    with pytest.raises(SchemaError, match="not a Step"):
         CODEC.decode(torn)
 
 
