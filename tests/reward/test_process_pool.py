@@ -1,10 +1,13 @@
 """Plain functions in processes of their own: what hangs or dies is found, and harms no other."""
 
 import multiprocessing
+import os
+import socket
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,22 @@ LIMIT_S = 60.0
 UNASKED = FunctionResult("nobody", "", 0.0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_fork_server() -> Iterator[None]:
+    """Other tests of this process use multiprocessing's fork server with other imports preloaded."""
+    server: Any = forkserver.ForkServer()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (
+            "ensure_running",
+            "get_inherited_fds",
+            "connect_to_new_process",
+            "set_forkserver_preload",
+        ):
+            patch.setattr(forkserver, name, getattr(server, name))
+        yield
+    server._stop()
+
+
 @pytest.fixture
 def rewards(tmp_path: Path) -> Path:
     file = tmp_path / "rewards.py"
@@ -32,24 +51,29 @@ def rewards(tmp_path: Path) -> Path:
             from steplog import Reward, RewardFailed, RewardUnavailable
 
             def score(trajectory):
-                word = trajectory.uid
-                if word.startswith("die"):
+                uid = trajectory.uid
+                if uid.startswith("die"):
                     os._exit(9)
-                if word.startswith("memory"):
+                if uid.startswith("memory"):
                     raise MemoryError
-                if word.startswith("exit"):
+                if uid.startswith("exit"):
                     raise SystemExit(3)
-                if word.startswith("away"):
+                if uid.startswith("away"):
                     raise RewardUnavailable("no judge")
-                if word.startswith("never"):
+                if uid.startswith("never"):
                     raise RewardFailed("no use")
-                if word.startswith("odd"):
+                if uid.startswith("odd"):
                     raise ValueError("half a \\ud83d")
-                if word.startswith("hang"):
+                if uid.startswith("hang"):
                     Path({str(tmp_path)!r}, "hangs").write_text(str(os.getpid()))
                     while True:
                         pass
-                if word.startswith("slow"):
+                if uid.startswith("threads"):
+                    return Reward(float(len(list(Path("/proc/self/task").iterdir()))))
+                if uid.startswith("files"):
+                    files = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+                    return Reward(1.0, details={{"files": files}})
+                if uid.startswith("slow"):
                     time.sleep(0.2)
                 return Reward(1.0, details={{"process": os.getpid()}})
             """
@@ -205,6 +229,15 @@ def test_a_function_that_is_gone_stops_scoring_with_the_reason(
     wait_until(lambda: asked.isolated.error is not None)
     assert isinstance(asked.isolated.error, Fatal)
     assert "did not start" in str(asked.isolated.error)
+
+
+def test_a_process_has_no_thread_and_no_socket_of_the_worker(asking: Callable[..., Asked]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        ours.set_inheritable(True)
+        answers = asking().ask("threads", "files").wait()
+        inode = f"socket:[{os.fstat(ours.fileno()).st_ino}]"
+    assert answers["threads"].value == 1.0
+    assert inode not in answers["files"].details
 
 
 def test_a_process_dies_with_its_worker(rewards: Path) -> None:
