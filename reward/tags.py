@@ -61,7 +61,7 @@ def make_plan(
     ranges: TopicRanges,
     trajectories: int,
 ) -> RescorePlan:
-    spans = [span for _, span in sorted(ranges.spans.items())]
+    spans = [span for _, span in sorted(ranges.by_partition.items())]
     return RescorePlan(
         _format_functions(functions)[:MAX_FUNCTIONS_TEXT],
         _request_digest(functions, selection),

@@ -40,10 +40,9 @@ class Dataset:
         self.ranges = find_ranges(connection, topic, settings)
         back = LOOK_BACK if topic == STEPS else MEMORY
         self.scan = Scan(connection, topic, self.ranges.extended_back(back))
-        self.spans = self.ranges.spans
         self._selection = Selection(settings, channel)
         self._codec = codec or connection.codec()
-        self._assemblers = {number: TrajectoryAssembler() for number in self.spans}
+        self._assemblers = {number: TrajectoryAssembler() for number in self.ranges.by_partition}
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +62,7 @@ class Dataset:
         """Trajectories and stray records, such as Feedback that came after its trajectory had ended."""
         for one in self._records():
             item = self._assemblers[one.partition].feed(one)
-            if item is None or one.offset < self.spans[one.partition].first:
+            if item is None or one.offset < self.ranges.by_partition[one.partition].first:
                 continue
             if began_too_early(item):
                 self.missed += 1

@@ -37,11 +37,13 @@ class Scan:
     """Iterates over the messages of all ranges; those of one partition are in order."""
 
     def __init__(
-        self, connection: Connection, topic: str, spans: Mapping[int, OffsetRange]
+        self, connection: Connection, topic: str, ranges: Mapping[int, OffsetRange]
     ) -> None:
         self.topic = connection.topic_name(topic)
-        self.spans = {number: span for number, span in spans.items() if span.first < span.end}
-        self.positions = {number: span.first for number, span in spans.items()}
+        self.ranges = {
+            number: range_ for number, range_ in ranges.items() if range_.first < range_.end
+        }
+        self.positions = {number: range_.first for number, range_ in ranges.items()}
         """The next offset of each partition; it also advances over transaction markers."""
         self._fetched = dict(self.positions)
         self._held: set[int] = set()
@@ -64,11 +66,11 @@ class Scan:
     @property
     def total(self) -> int:
         """How many offsets all ranges have, including transaction markers."""
-        return sum(span.end - span.first for span in self.spans.values())
+        return sum(range_.end - range_.first for range_ in self.ranges.values())
 
     @property
     def done(self) -> int:
-        return sum(self.positions[number] - span.first for number, span in self.spans.items())
+        return sum(self.positions[number] - range_.first for number, range_ in self.ranges.items())
 
     def __iter__(self) -> Iterator[Message]:
         for batch in self.batches():
@@ -79,7 +81,7 @@ class Scan:
 
     def is_over(self, partition: int) -> bool:
         """Whether all of the partition's range was fetched."""
-        return self._fetched[partition] >= self.spans[partition].end
+        return self._fetched[partition] >= self.ranges[partition].end
 
     def hold(self, partitions: AbstractSet[int]) -> None:
         """Pauses fetching of these partitions and resumes the others."""
@@ -92,10 +94,11 @@ class Scan:
     def batches(self) -> Iterator[list[Message]]:
         """Messages as they are fetched. An empty batch means that some time has passed."""
         places = [
-            TopicPartition(self.topic, number, span.first) for number, span in self.spans.items()
+            TopicPartition(self.topic, number, range_.first)
+            for number, range_ in self.ranges.items()
         ]
         self._consumer.assign(places)
-        open_, silent = set(self.spans), 0.0
+        open_, silent = set(self.ranges), 0.0
         while open_:
             messages = self._consumer.consume(BATCH, POLL)
             silent = 0.0 if messages else silent + POLL
@@ -108,7 +111,7 @@ class Scan:
                 partition, offset = message.partition() or 0, message.offset() or 0
                 if (error := message.error()) is not None:
                     self._note(error, partition, offset)
-                elif partition in open_ and offset < self.spans[partition].end:
+                elif partition in open_ and offset < self.ranges[partition].end:
                     self._fetched[partition] = offset + 1
                     taken.append(message)
             open_ -= self._ended(open_)
@@ -116,7 +119,7 @@ class Scan:
 
     def _note(self, error: KafkaError, partition: int, offset: int) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            self._fetched[partition] = min(offset, self.spans[partition].end)
+            self._fetched[partition] = min(offset, self.ranges[partition].end)
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise OffsetLost(
                 f"Partition {partition} of {self.topic} no longer has, or does not yet have, "
@@ -137,10 +140,10 @@ class Scan:
         over = {
             place.partition
             for place in found
-            if max(place.offset, self._fetched[place.partition]) >= self.spans[place.partition].end
+            if max(place.offset, self._fetched[place.partition]) >= self.ranges[place.partition].end
         }
         for number in over:
-            self._fetched[number] = self.spans[number].end
+            self._fetched[number] = self.ranges[number].end
         if over:
             self._consumer.incremental_unassign(
                 [TopicPartition(self.topic, number) for number in over]

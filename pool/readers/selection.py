@@ -149,16 +149,16 @@ def _has_value_at(document: Any, path: list[str], value: str) -> bool:
 class TopicRanges(NamedTuple):
     """The ranges of a topic that are selected, and the first offset that each partition still has."""
 
-    spans: dict[int, OffsetRange]
+    by_partition: dict[int, OffsetRange]
     low: dict[int, int]
 
     def extended_back(self, back: int) -> dict[int, OffsetRange]:
         """The ranges, started `back` offsets earlier as far as the log has them."""
         return {
-            number: OffsetRange(max(self.low[number], span.first - back), span.end)
-            if span.first < span.end
-            else span
-            for number, span in self.spans.items()
+            number: OffsetRange(max(self.low[number], range_.first - back), range_.end)
+            if range_.first < range_.end
+            else range_
+            for number, range_ in self.by_partition.items()
         }
 
 
@@ -184,11 +184,14 @@ async def _find_ranges(
         n: OffsetRange(max(first[n], marks.get(n, 0), bound.low), min(end[n], bound.end))
         for n, bound in bounds.items()
     }
-    if all(span.first >= span.end for span in found.values()):
+    if all(range_.first >= range_.end for range_ in found.values()):
         held = ", ".join(f"{n}: {b.low}-{b.end}" for n, b in bounds.items())
         raise Fatal(f"The range selects nothing of {name}; its partitions have the offsets {held}")
     return TopicRanges(
-        {n: OffsetRange(span.first, max(span.first, span.end)) for n, span in found.items()},
+        {
+            n: OffsetRange(range_.first, max(range_.first, range_.end))
+            for n, range_ in found.items()
+        },
         {n: bound.low for n, bound in bounds.items()},
     )
 

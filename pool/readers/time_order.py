@@ -20,10 +20,10 @@ has fetched, so it must be rare."""
 
 
 def merge_by_time(scan: Scan) -> Iterator[Message]:
-    buffers = {number: _Buffer() for number in scan.spans}
+    buffers = {number: _Buffer() for number in scan.ranges}
     heads: list[tuple[int, int]] = []
     """Time of the next message of each partition, and the partition's number."""
-    unknown = set(scan.spans)
+    unknown = set(scan.ranges)
     """Partitions whose next message has not arrived yet."""
     for batch in scan.batches():
         for message in batch:

@@ -36,7 +36,7 @@ def compare(settings: DiffSettings) -> Comparison:
     layouts = topics.check(settings)
     for topic in sides.values():
         topics.check_rewarded_topic(layouts, settings, topic)
-    ranges = find_ranges(settings, STEPS, settings).spans
+    ranges = find_ranges(settings, STEPS, settings).by_partition
     pairs, functions = RewardPairs(), FunctionStatistics()
     for side, topic in sides.items():
         for item in _items(settings, topic, ranges):

@@ -44,7 +44,7 @@ def export(settings: ExportSettings) -> str:
             raise Fatal(f"No trajectory of {topic} matches the selection; nothing was written.")
         shards.amend(late)
         if not settings.is_one_file:
-            write_card(settings, path, dataset.spans, count)
+            write_card(settings, path, dataset.ranges.by_partition, count)
     return _summary(settings, shards, count, dataset)
 
 

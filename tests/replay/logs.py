@@ -15,7 +15,7 @@ from schemas import Position, Record, Reward, ScoredGroup
 from schemas.packing import pack_doubles, pack_ids
 from tests.pool.log import write
 from tests.pool.records import end, feedback, note, step
-from tests.pool.written import conversation
+from tests.pool.topic_content import conversation
 
 POSITIONS = ("topic", "partition", "offset", "source_offset", "schema")
 STEP_POSITIONS = ("step_offset", "step_source_offset", "step_schema")

@@ -21,7 +21,7 @@ from servicekit.errors import Fatal, OffsetLost
 from tests import processes
 from tests.pool.log import messages, write
 from tests.pool.records import end, feedback, run_of, step
-from tests.pool.written import conversation
+from tests.pool.topic_content import conversation
 from tests.replay.logs import exported, fill, posted, without_positions
 from tests.tiny_model import build_tokenizer
 

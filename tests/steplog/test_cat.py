@@ -26,7 +26,7 @@ from steplog.cat import CatSettings
 from steplog.kafka import local_kafka
 from tests import processes
 from tests.pool.records import step
-from tests.pool.written import conversation
+from tests.pool.topic_content import conversation
 from tests.steplog.command import STEPLOG, reaching, steplog
 
 pytestmark = pytest.mark.broker

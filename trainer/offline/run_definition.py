@@ -51,7 +51,7 @@ class RunDefinition:
                 f"no trajectory of channel {settings.channel} in the range matches the selection"
             )
         starts = {number: span.first for number, span in ranges.extended_back(MEMORY).items()}
-        return cls(_fixed_settings(settings), ranges.spans, starts)
+        return cls(_fixed_settings(settings), ranges.by_partition, starts)
 
     @classmethod
     def decode(cls, decision: Decision | None) -> Self | None:

@@ -25,7 +25,7 @@ from schemas.packing import unpack_ids
 from servicekit.errors import BrokerUnavailable, OffsetLost, TopicMismatch
 from tests.conftest import free_port
 from tests.pool.records import step
-from tests.pool.written import content, conversation
+from tests.pool.topic_content import content, conversation
 
 pytestmark = pytest.mark.broker
 

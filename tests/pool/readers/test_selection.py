@@ -106,7 +106,7 @@ def test_versions_are_looked_for_from_their_mark_on(log: Connection) -> None:
         write(log, POLICY, [opened])
         write(log, STEPS, [step(f"{name}-0", name, version=version), end(name)])
     settings = SelectionSettings(of_run=(RUN,), from_version=1)
-    assert {span.first for span in find_ranges(log, STEPS, settings).spans.values()} >= {2}
+    assert {span.first for span in find_ranges(log, STEPS, settings).by_partition.values()} >= {2}
     assert selected(log, of_run=(RUN,), from_version=1) == {"one"}
     assert selected(log, of_run=(RUN,), to_version=0) == {"zero"}
     with pytest.raises(

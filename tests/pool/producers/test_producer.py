@@ -22,7 +22,7 @@ from servicekit.errors import BrokerUnavailable, Fatal, RecordTooLarge, TopicMis
 from steplog.kafka import local_kafka
 from tests.conftest import free_port, kill
 from tests.pool.records import step
-from tests.pool.written import content
+from tests.pool.topic_content import content
 
 pytestmark = pytest.mark.broker
 
