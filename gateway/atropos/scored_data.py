@@ -1,8 +1,8 @@
-"""A scored group on the wire and in the log: the 14 fields of Atropos' ScoredData, as they came.
+"""Converts scored groups between JSON and records: the 14 fields of Atropos' ScoredData, unchanged.
 
-Numbers are packed once, when they come, straight from JSON: no Python object is made of any of them.
-They become JSON again when a batch is handed out; packed, they take a third of its memory. What is
-JSON of any shape stays JSON.
+Numbers are packed straight from JSON when a group arrives; no Python object is made for any of them.
+They become JSON again when a batch is handed out. Packed, they take a third of the memory. Fields of
+arbitrary shape are kept as JSON text.
 """
 
 import json
@@ -25,12 +25,12 @@ DOUBLE_BYTES = 8
 LIST = ord("[")
 ESCAPE = b"\\"
 ESCAPED_LIST = b"\\u005"
-"""What `[` may begin with in a string."""
-NUMBERS = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
+"""The beginning of `[` as a JSON escape."""
+NUMBER_FIELDS = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
 
 
-class Numbers(msgspec.Struct, gc=False):
-    """The rows of numbers, for a second look at them."""
+class NumberRows(msgspec.Struct, gc=False):
+    """The fields with numbers, to check strictly that rows contain nothing but numbers."""
 
     tokens: list[list[int]]
     masks: list[list[int]]
@@ -40,57 +40,58 @@ class Numbers(msgspec.Struct, gc=False):
     inference_logprobs: list[list[float]] | None = None
 
 
-class Message(msgspec.Struct, gc=False):
-    """What every message must have; whatever else it has is kept."""
+class RequiredMessageFields(msgspec.Struct, gc=False):
+    """The fields that every message must have; others are kept as well."""
 
     role: Raw
     content: Raw
 
 
 class PostedGroup(NamedTuple):
-    """A group that was posted: the fields of its record, and what a repeated post is known by."""
+    """A posted group: the fields of its record, and a hash by which a repeated post is recognized."""
 
     content: dict[str, Any]
     fingerprint: bytes
 
     @property
     def env_id(self) -> int | None:
-        found: int | None = self.content.get("env_id")
-        return found
+        env_id: int | None = self.content.get("env_id")
+        return env_id
 
     @property
     def size(self) -> int:
-        """Sequences of tokens in it."""
+        """Number of token sequences."""
         return len(self.content["tokens"])
 
 
 class UnusualBody(Exception):
-    """A body that is not what stock clients send: it needs a closer look, and may still be right."""
+    """A body that differs from what stock clients send. It may still be valid: pydantic decides."""
 
 
 _any = msgspec.json.Decoder(Raw)
 _groups = msgspec.json.Decoder(list[Raw])
-_messages = msgspec.json.Decoder(list[list[Message]])
+_messages = msgspec.json.Decoder(list[list[RequiredMessageFields]])
 _object = msgspec.json.Decoder(dict[str, Raw])
 _objects = msgspec.json.Decoder(list[dict[str, Raw]])
 _distilled_ids = msgspec.json.Decoder(list[list[list[int]]])
 _distilled_logprobs = msgspec.json.Decoder(list[list[list[float]]])
-_numbers_only = msgspec.json.Decoder(Numbers)
+_numbers_only = msgspec.json.Decoder(NumberRows)
 _encoder = msgspec.json.Encoder()
 
 
 def decode_group(body: bytes | Raw) -> PostedGroup:
+    """Decodes a group as stock clients send it; raises UnusualBody for anything else."""
     text = bytes(body)
     try:
         data: Any = simdjson.Parser().parse(text)
         content = _content(data)
         brackets = np.count_nonzero(np.frombuffer(text, np.uint8) == LIST)
-        if brackets != _brackets(content) or _hides_a_list(text):
+        if brackets != _count_lists(content) or _may_escape_list(text):
             _numbers_only.decode(text)
         return PostedGroup(content, _fingerprint(text))
     except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise UnusualBody from error
-    except (OverflowError, RuntimeError) as error:  # the latter of integers beyond 64 bits, too
+    except (OverflowError, RuntimeError) as error:  # RuntimeError: integers beyond 64 bits
         raise UnusualBody from error
 
 
@@ -103,23 +104,24 @@ def decode_groups(body: bytes) -> list[PostedGroup]:
 
 
 def group_from_model(data: dict[str, Any]) -> PostedGroup:
-    """Of what pydantic has taken and put right. JSON of any shape may have integers in it that are
-    longer than those that `decode_group` reads. Raises UnicodeEncodeError."""
-    numbers = json.dumps({name: data[name] for name in data if name not in ANY_SHAPE})
-    shapes = {name: _any_json(data[name]) for name in ANY_SHAPE}
-    whole = numbers + json.dumps(shapes, ensure_ascii=False)
+    """Converts a group that pydantic accepted and normalized. Fields of arbitrary shape are not decoded
+    again, because they may contain longer integers than `decode_group` reads. Raises
+    UnicodeEncodeError for text with lone surrogates."""
+    numbers = json.dumps({name: data[name] for name in data if name not in JSON_FIELDS})
+    json_fields = {name: _to_json(data[name]) for name in JSON_FIELDS}
+    text = numbers + json.dumps(json_fields, ensure_ascii=False)
     return PostedGroup(
-        decode_group(numbers.encode()).content | shapes, _fingerprint(whole.encode())
+        decode_group(numbers.encode()).content | json_fields, _fingerprint(text.encode())
     )
 
 
-def _any_json(value: Any) -> Json:
+def _to_json(value: Any) -> Json:
     return None if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _hides_a_list(body: bytes) -> bool:
-    """Whether a `[` may be written as an escape. One byte is found thirty times as fast as five, and
-    groups of numbers have no escapes."""
+def _may_escape_list(body: bytes) -> bool:
+    """Whether a `[` may be written as an escape. Searching for one byte is thirty times as fast as for
+    five, and groups of numbers contain no escapes."""
     return ESCAPE in body and ESCAPED_LIST in body
 
 
@@ -128,25 +130,25 @@ def _fingerprint(body: bytes) -> bytes:
 
 
 def _content(data: Any) -> dict[str, Any]:
-    """Of the fields of a body. Whatever is not as it should be raises something."""
+    """Packs the fields of a body. Raises an exception of some kind if one of them is unusual."""
     names = list(data)
     if len(set(names)) < len(names):
-        raise ValueError  # the last one counts of those with one name, and this has the first
-    content = {name: READ[name](data[name]) for name in names if name in READ}
+        raise ValueError  # of duplicate names JSON takes the last value, and simdjson the first
+    content = {name: FIELD_READERS[name](data[name]) for name in names if name in FIELD_READERS}
     for name in ("tokens", "masks", "scores"):
         if content[name] is None:
             raise TypeError
     return content
 
 
-def _brackets(content: dict[str, Any]) -> int:
-    """Lists that a body with this content has, if no row of numbers has a list in it: those would be
-    flattened, unseen."""
+def _count_lists(content: dict[str, Any]) -> int:
+    """The number of lists in a body with this content, if no row of numbers contains a list. simdjson
+    would silently flatten such rows, so a body with more lists is checked strictly."""
     lists = 1  # the scores
     for name, value in content.items():
         if isinstance(value, str):
             lists += value.count("[")
-        elif name in NUMBERS and value is not None:
+        elif name in NUMBER_FIELDS and value is not None:
             lists += 1 + len(value)
     return lists
 
@@ -160,36 +162,36 @@ def _int32(number: Any) -> int | None:
     return int(number)
 
 
-def _packed_ids(rows: Any) -> list[bytes]:
-    given = np.frombuffer(rows.as_buffer(of_type="i"), np.int64)
-    ids = given.astype(np.int32)
-    if np.logical_or.reduce(ids != given):
+def _pack_ids(rows: Any) -> list[bytes]:
+    numbers = np.frombuffer(rows.as_buffer(of_type="i"), np.int64)
+    ids = numbers.astype(np.int32)
+    if np.logical_or.reduce(ids != numbers):
         raise OverflowError
     return _split(ids.tobytes(), rows, ID_BYTES)
 
 
-def _packed(rows: Any) -> list[bytes] | None:
+def _pack_doubles(rows: Any) -> list[bytes] | None:
     if rows is None:
         return None
     return _split(bytes(rows.as_buffer(of_type="d")), rows, DOUBLE_BYTES)
 
 
 def _split(packed: bytes, rows: Any, width: int) -> list[bytes]:
-    """All rows come packed as one: what costs time is a call, not a number."""
-    split, start = [], 0
+    """Splits rows that were packed together: one call for all is faster than one call per row."""
+    packed_rows, start = [], 0
     for row in rows:
         end = start + len(row) * width
-        split.append(packed[start:end])
+        packed_rows.append(packed[start:end])
         start = end
-    return split
+    return packed_rows
 
 
-def _text(value: Any, decoder: Any) -> Json:
-    """JSON of any shape that the decoder takes."""
+def _json_text(value: Any, decoder: Any) -> Json:
+    """The value as JSON text, if the decoder accepts it."""
     if value is None:
         return None
-    plain = isinstance(value, simdjson.Array | simdjson.Object)
-    text = value.mini if plain else _encoder.encode(value)
+    is_container = isinstance(value, simdjson.Array | simdjson.Object)
+    text = value.mini if is_container else _encoder.encode(value)
     decoder.decode(text)
     return bytes(text).decode()
 
@@ -198,45 +200,45 @@ def _scores(scores: Any) -> list[float]:
     return unpack_doubles(bytes(scores.as_buffer(of_type="d"))).tolist()
 
 
-READ: dict[str, Callable[[Any], Any]] = {
-    "tokens": _packed_ids,
-    "masks": _packed_ids,
+FIELD_READERS: dict[str, Callable[[Any], Any]] = {
+    "tokens": _pack_ids,
+    "masks": _pack_ids,
     "scores": _scores,
-    "advantages": _packed,
-    "ref_logprobs": _packed,
-    "messages": partial(_text, decoder=_messages),
-    "generation_params": partial(_text, decoder=_object),
-    "inference_logprobs": _packed,
-    "overrides": partial(_text, decoder=_objects),
-    "group_overrides": partial(_text, decoder=_object),
-    "images": partial(_text, decoder=_any),
+    "advantages": _pack_doubles,
+    "ref_logprobs": _pack_doubles,
+    "messages": partial(_json_text, decoder=_messages),
+    "generation_params": partial(_json_text, decoder=_object),
+    "inference_logprobs": _pack_doubles,
+    "overrides": partial(_json_text, decoder=_objects),
+    "group_overrides": partial(_json_text, decoder=_object),
+    "images": partial(_json_text, decoder=_any),
     "env_id": _int32,
-    "distill_token_ids": partial(_text, decoder=_distilled_ids),
-    "distill_logprobs": partial(_text, decoder=_distilled_logprobs),
+    "distill_token_ids": partial(_json_text, decoder=_distilled_ids),
+    "distill_logprobs": partial(_json_text, decoder=_distilled_logprobs),
 }
-"""How each field is read; what is left out is as null."""
-ANY_SHAPE = [name for name, read in READ.items() if isinstance(read, partial)]
-"""Fields that stay JSON."""
+"""Reads and packs each field; a missing one counts as null."""
+JSON_FIELDS = [name for name, read in FIELD_READERS.items() if isinstance(read, partial)]
+"""Fields that are kept as JSON text."""
 
 
 def encode_group(record: ScoredGroup) -> bytes:
-    return _encoder.encode(_data(record))
+    return _encoder.encode(_as_json_object(record))
 
 
 def encode_batch(records: list[ScoredGroup]) -> bytes:
     return b'{"batch":[' + b",".join(map(encode_group, records)) + b"]}"
 
 
-def _data(record: ScoredGroup) -> dict[str, Any]:
+def _as_json_object(record: ScoredGroup) -> dict[str, Any]:
     return {
         "tokens": [unpack_ids(packed).tolist() for packed in record.tokens],
         "masks": [unpack_ids(packed).tolist() for packed in record.masks],
         "scores": record.scores,
-        "advantages": _numbers(record.advantages),
-        "ref_logprobs": _numbers(record.ref_logprobs),
+        "advantages": _unpack_doubles(record.advantages),
+        "ref_logprobs": _unpack_doubles(record.ref_logprobs),
         "messages": _raw(record.messages),
         "generation_params": _raw(record.generation_params),
-        "inference_logprobs": _numbers(record.inference_logprobs),
+        "inference_logprobs": _unpack_doubles(record.inference_logprobs),
         "overrides": _raw(record.overrides),
         "group_overrides": _raw(record.group_overrides),
         "images": _raw(record.images),
@@ -246,7 +248,7 @@ def _data(record: ScoredGroup) -> dict[str, Any]:
     }
 
 
-def _numbers(rows: list[bytes] | None) -> list[list[float]] | None:
+def _unpack_doubles(rows: list[bytes] | None) -> list[list[float]] | None:
     return None if rows is None else [unpack_doubles(row).tolist() for row in rows]
 
 

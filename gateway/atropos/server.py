@@ -110,7 +110,7 @@ class AtroposServer:
 
     async def disconnect_env(self, env_id: int) -> dict[str, Any]:
         if self.state.env(env_id) is None:
-            return {"status": "failure", "error": f"no environment has the id {env_id}"}
+            return {"status": "failure", "error": f"No environment has the id {env_id}."}
         await self._writer.append_event(Left(env_id=env_id), lambda: None)
         return {"status": "success"}
 
@@ -156,7 +156,7 @@ class AtroposServer:
         if waiting >= limit:
             metrics.refused.inc(len(groups))
             raise Unavailable(
-                f"{waiting} groups wait for the trainer (--max-queue is {limit}); try again later"
+                f"{waiting} groups wait for the trainer (--max-queue is {limit}). Try again later."
             )
 
     async def _append(

@@ -20,30 +20,37 @@ class AtroposSettings(ServiceSettings):
     silent_after_s: float = Field(
         60,
         gt=0,
-        description="seconds after which an environment that is not heard of counts no more in "
-        "weights and minimums",
+        description="seconds of silence after which an environment is ignored in weights and "
+        "minimum allocations",
     )
     max_queue: int | None = Field(
         None,
         gt=0,
-        description="groups that may wait for the trainer; further posts get 503. Environments hold "
-        "back by themselves before that, and drop a group after three tries (default: no limit)",
+        description="groups that may wait for the trainer; further posts get 503. Environments "
+        "throttle themselves before that, and drop a group after three tries (default: no limit)",
     )
     serve_agents: bool = Field(
         False,
-        description="hand out groups of agents that called our gateway, too: of the run's channel "
+        description="also serve the groups of agents that called the gateway, of the run's channel "
         "`train`",
     )
     group_size: int = Field(
-        8, gt=0, description="trajectories of such a group whose Steps do not say it"
+        8, gt=0, description="size of agents' groups whose Steps do not state it"
     )
     quorum: float = Field(
-        0.5, ge=0, le=1, description="share of such a group that must be usable; 2 at least"
+        0.5,
+        ge=0,
+        le=1,
+        description="share of an agents' group that must be usable; at least 2 members",
     )
     group_deadline_s: float = Field(
-        3600, gt=0, description="after this long such a group is taken with the members that it has"
+        3600,
+        gt=0,
+        description="seconds after which an agents' group is closed with the members that it has",
     )
-    drain_s: int = Field(10, gt=0, description="seconds that running requests get on SIGTERM")
+    drain_s: int = Field(
+        10, gt=0, description="seconds that running requests have to end after SIGTERM"
+    )
     keys: SecretStr | None = Field(
         None, description="API keys, as TENANT:KEY[,TENANT:KEY…]; turns authentication on"
     )
@@ -58,7 +65,7 @@ class AtroposSettings(ServiceSettings):
         )
 
     @model_validator(mode="after")
-    def _is_safe(self) -> Self:
+    def _check_address(self) -> Self:
         check_address(
             self.host,
             self.insecure or self.keys is not None or self.keys_file is not None,

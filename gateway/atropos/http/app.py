@@ -84,7 +84,7 @@ class AtroposApp:
             return
         except Exception:
             log.exception("%s %s failed", exchange.scope["method"], exchange.scope["path"])
-            await _reply_detail(exchange, 500, "the server failed; its log says why")
+            await _reply_detail(exchange, 500, "The server failed. Its log contains the reason.")
         finally:
             _count(label, exchange.status, began)
 

@@ -36,7 +36,7 @@ def inflate(body: bytes, limit: int) -> bytes:
             raise InvalidGzip from error
         room -= len(piece)
         if room < 0:
-            raise TooLarge(f"the request body is larger than {limit:,} bytes when inflated")
+            raise TooLarge(f"The request body exceeds the limit of {limit:,} bytes when inflated.")
         if not member.eof:
             raise InvalidGzip
         pieces.append(piece)

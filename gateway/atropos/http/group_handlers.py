@@ -99,7 +99,7 @@ async def _receive(
         sizes = await server.post(groups, deliveries)
         is_sent = await exchange.deliver(200, make_answer(sizes))
     except RecordTooLarge as error:
-        raise TooLarge(f"the group is too large for the log: {error}") from error
+        raise TooLarge(f"The group is too large for the log: {error}") from error
     finally:
         server.retries.settle(deliveries, is_sent)
 

@@ -83,7 +83,7 @@ async def show_env_status(server: AtroposServer, exchange: Exchange, body: bytes
     env_id = validate_body(exchange, body, STATUS_ENV).env_id
     status = await server.status_env(env_id)
     if status is None:
-        raise NotFound(f"no environment has the id {env_id}")
+        raise NotFound(f"No environment has the id {env_id}.")
     await exchange.reply(200, msgspec.json.encode(status))
 
 
