@@ -1,4 +1,4 @@
-"""Writes one trajectory of two Steps to the log: `python examples/hello_log.py`."""
+"""Write one trajectory with two Steps to the log: `python examples/hello_log.py`."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from schemas.packing import pack_ids, pack_logprobs
 
 async def main(bootstrap: str) -> None:
     connection = Connection(bootstrap=bootstrap)
-    about = {"trajectory_uid": uuid.uuid4().hex, "prompt_uid": "what-is-2-plus-2", "run": "hello"}
+    common = {"trajectory_uid": uuid.uuid4().hex, "prompt_uid": "what-is-2-plus-2", "run": "hello"}
     question = pack_ids(range(100, 120))
     first = Step(
         step_id=uuid.uuid4().hex,
@@ -23,9 +23,9 @@ async def main(bootstrap: str) -> None:
         prompt_ids=question,
         response_ids=pack_ids([7, 8, 9]),
         response_logprobs=pack_logprobs([-0.1, -0.7, -0.2]),
-        **about,
+        **common,
     )
-    # The second prompt goes on where the first answer ended, so only its new ids are stored.
+    # The second prompt continues the first answer, so only its new ids are stored.
     prompt = question + first.response_ids + pack_ids([200, 201])
     second = Step(
         step_id=uuid.uuid4().hex,
@@ -33,14 +33,14 @@ async def main(bootstrap: str) -> None:
         response_ids=pack_ids([4, 2]),
         response_logprobs=pack_logprobs([-0.3, -0.05]),
         **encode_prompt(prompt, {first.step_id: question + first.response_ids})._asdict(),
-        **about,
+        **common,
     )
-    end = TrajectoryEnd(end_id=uuid.uuid4().hex, status="completed", steps=2, reward=1.0, **about)
+    end = TrajectoryEnd(end_id=uuid.uuid4().hex, status="completed", steps=2, reward=1.0, **common)
     async with Producer(connection, connection.codec()) as producer:
         for record in (first, second, end):
-            place = await producer.send(STEPS, about["prompt_uid"], record)
+            position = await producer.send(STEPS, common["prompt_uid"], record)
             sys.stdout.write(
-                f"{type(record).__name__} is at partition {place.partition}, offset {place.offset}\n"
+                f"{type(record).__name__}: partition {position.partition}, offset {position.offset}\n"
             )
 
 

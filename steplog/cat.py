@@ -1,7 +1,7 @@
 """`steplog cat`: the records of a topic as JSON lines.
 
-One line per record: its type, partition, offset, time and key, then the record under the schema's
-own names, with prompts in full. What cannot be decoded is shown as it is, with the reason.
+One line per record: its type, partition, offset, timestamp and key, then the fields of its schema, with
+full prompts. Records that cannot be decoded are printed as hexadecimal bytes, with the reason.
 """
 
 import asyncio
@@ -30,21 +30,23 @@ from steplog.settings import POSITIONAL
 
 
 class CatSettings(Connection):
-    """What to show of a topic."""
+    """The settings of `steplog cat`."""
 
     topic: str = Field(description=f"one of {', '.join(TOPICS)}", json_schema_extra=POSITIONAL)
     from_: int | datetime | None = Field(
-        None, description="first offset of every partition, or a time like 2030-01-31T12:00:00Z"
+        None, description="first offset in every partition, or a time such as 2030-01-31T12:00:00Z"
     )
-    key: str | None = Field(None, description="only records of this key, such as a prompt_uid")
-    limit: int | None = Field(None, ge=0, description="stop after so many records")
-    follow: bool = Field(False, description="wait for new records")
-    tokenizer: str | None = Field(None, description="folder of a tokenizer: shows ids as text too")
+    key: str | None = Field(None, description="only records with this key, such as a prompt_uid")
+    limit: int | None = Field(None, ge=0, description="stop after this many records")
+    follow: bool = Field(False, description="wait for new records at the end")
+    tokenizer: str | None = Field(
+        None, description="folder of a tokenizer, to print prompts and responses as text too"
+    )
 
     @field_validator("topic")
     @classmethod
-    def _known_topic(cls, topic: str, info: ValidationInfo) -> str:
-        """With or without the prefix, as Kafka's own tools show it."""
+    def _check_topic(cls, topic: str, info: ValidationInfo) -> str:
+        """Accept a name with or without the topic prefix."""
         name = topic.removeprefix(info.data.get("topic_prefix", ""))
         if spec_of(name) is None:
             raise ValueError(f"there is no topic {topic!r}; choose one of {', '.join(TOPICS)}")
@@ -52,7 +54,7 @@ class CatSettings(Connection):
 
     @field_validator("from_", mode="before")
     @classmethod
-    def _offset_or_time(cls, start: object) -> object:
+    def _parse_start(cls, start: object) -> object:
         return parse_offset_or_time(start)
 
 
@@ -61,7 +63,7 @@ class Tokenizer(Protocol):
 
 
 def cat(settings: CatSettings, say: Callable[[str], None] = print_line) -> None:
-    """Writes one line per record; ends at the end of the topic unless it follows."""
+    """Print one line per record, up to the end of the topic or, with `--follow`, without end."""
     tokenizer = load_tokenizer(settings.tokenizer) if settings.tokenizer else None
     asyncio.run(_cat(settings, tokenizer, say))
 
@@ -74,16 +76,18 @@ async def _cat(
         open_topic(settings, settings.topic) as reader,
         open_prompt_history(settings, settings.topic, codec) as history,
     ):
-        shown = 0
-        messages = _messages(settings, reader)
-        # Asked before the next record comes, which may be never.
-        while shown != settings.limit and (message := await anext(messages, None)):
-            line = await _line(message, codec, history, tokenizer)
+        printed = 0
+        messages = _read_messages(settings, reader)
+        # The limit is checked before waiting for the next record, which may never come.
+        while printed != settings.limit and (message := await anext(messages, None)):
+            line = await _format_message(message, codec, history, tokenizer)
             say(msgspec.json.encode(line).decode())
-            shown += 1
+            printed += 1
 
 
-async def _messages(settings: CatSettings, reader: TopicReader) -> AsyncIterator[ConsumerRecord]:
+async def _read_messages(
+    settings: CatSettings, reader: TopicReader
+) -> AsyncIterator[ConsumerRecord]:
     partitions = list(reader.partitions)
     if settings.key is not None:
         partitions = [reader.partition_of(settings.key)]
@@ -92,33 +96,38 @@ async def _messages(settings: CatSettings, reader: TopicReader) -> AsyncIterator
     if isinstance(settings.from_, datetime):
         starts = await reader.offsets_at(settings.from_, partitions)
     elif settings.from_ is not None:
-        wanted = settings.from_
-        starts = {n: min(max(wanted, b.low), b.end) for n, b in bounds.items()}
+        first = settings.from_
+        starts = {n: min(max(first, b.low), b.end) for n, b in bounds.items()}
     ends = None if settings.follow else {number: bounds[number].end for number in partitions}
     async for message in reader.read(starts, ends):
         if settings.key is None or message.key == settings.key.encode():
             yield message
 
 
-async def _line(
+async def _format_message(
     message: ConsumerRecord, codec: Codec, history: PromptHistory, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    place = {
+    position = {
         "partition": message.partition,
         "offset": message.offset,
         "timestamp": datetime.fromtimestamp(message.timestamp / 1000, UTC).isoformat(),
         "key": _text(message.key),
     }
     if message.headers:
-        place["headers"] = {name: _text(value) for name, value in message.headers}
+        position["headers"] = {name: _text(value) for name, value in message.headers}
     if message.value is None:
-        return {"type": "tombstone", **place}
+        return {"type": "tombstone", **position}
     try:
         record = codec.decode(message.value)
     except SchemaError as error:
-        return {"type": "undecodable", **place, "reason": str(error), "value": message.value.hex()}
+        return {
+            "type": "undecodable",
+            **position,
+            "reason": str(error),
+            "value": message.value.hex(),
+        }
     fields = await _fields(record, message, history, tokenizer)
-    return {"type": type(record).__name__, **place, **fields}
+    return {"type": type(record).__name__, **position, **fields}
 
 
 def _text(value: bytes | None) -> str | None:
@@ -137,13 +146,13 @@ async def _fields(
             fields["prompt_ids"] = None
             fields["problem"] = str(broken)
         if tokenizer is not None:
-            fields["prompt_text"] = _decoded(tokenizer, fields["prompt_ids"])
-            fields["response_text"] = _decoded(tokenizer, fields["response_ids"])
+            fields["prompt_text"] = _decode(tokenizer, fields["prompt_ids"])
+            fields["response_text"] = _decode(tokenizer, fields["response_ids"])
     return fields
 
 
-def _decoded(tokenizer: Tokenizer, ids: list[int] | None) -> Any:
-    # Negative ids are nobody's, and a tokenizer refuses them.
+def _decode(tokenizer: Tokenizer, ids: list[int] | None) -> Any:
+    # Tokenizers refuse negative ids, which no token has.
     return None if ids is None else tokenizer.decode([number for number in ids if number >= 0])
 
 
@@ -152,8 +161,10 @@ class TokenizerError(SteplogError):
 
 
 def load_tokenizer(folder: str) -> Tokenizer:
-    if not Path(folder).is_dir():  # transformers would take it for a name and ask the network
-        raise TokenizerError(f"{folder} is no folder, and --tokenizer needs one")
+    if not Path(folder).is_dir():  # transformers would look for a model of that name on the network
+        raise TokenizerError(
+            f"{folder} is not a folder. --tokenizer must be the folder of a tokenizer."
+        )
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from servicekit.tokenizer import hide_torch
 
@@ -162,8 +173,8 @@ def load_tokenizer(folder: str) -> Tokenizer:
 
     try:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    # Broken files make the loader fail in arbitrary ways; all of them mean the same.
+    # Broken files make the loader raise arbitrary exceptions.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise TokenizerError(f"no tokenizer could be loaded from {folder}: {reason}") from error
+        raise TokenizerError(f"No tokenizer could be loaded from {folder}: {reason}") from error
     return tokenizer

@@ -1,4 +1,4 @@
-"""API keys: shown once, kept as a hash."""
+"""`steplog key`: makes an API key, which is shown once and stored only as a hash."""
 
 import hashlib
 import secrets
@@ -14,16 +14,16 @@ class KeySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tenant: str = Field(
-        description="whose key it is: letters, digits, - and _",
+        description="tenant of the key: letters, digits, - and _",
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
         json_schema_extra=POSITIONAL,
     )
 
 
 def make(settings: KeySettings, say: Callable[[str], None] = print_line) -> None:
-    """A key for the client, and the line for the file that `steplog gateway --keys-file` reads."""
+    """Print a new key, and its line for the file of `steplog gateway --keys-file`."""
     key = f"sk-{secrets.token_urlsafe(32)}"
-    say(f"key (give it to the client, it is not shown again): {key}")
+    say(f"Key for the client, which is not shown again: {key}")
     say(
-        f"line for the keys file: {settings.tenant}:sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+        f"Line for the keys file: {settings.tenant}:sha256:{hashlib.sha256(key.encode()).hexdigest()}"
     )

@@ -1,15 +1,15 @@
 """One typed settings object per service, from a file, the environment and the command line.
 
-Later sources win: file, then environment, then command line. In each of the first two, what is
-given for one service wins over what is given for all.
+Later sources win: file, then environment, then command line. In the first two, a value for one service
+wins over a value for all services.
 
                   for every service (`ServiceSettings`)        for one service
     file          key = …  at the top level                    key = …  in [service]
     environment   STEPLOG_KEY                                  STEPLOG_SERVICE_KEY
     command line                                               --key
 
-The file is TOML, or YAML by its name. A secret may also stand in a file that STEPLOG_…_FILE names. The
-keys of other services are theirs to check, so that no service imports another one to read its settings.
+The file is TOML, or YAML if its name says so. A secret may also be in a file that STEPLOG_…_FILE names.
+The keys of other services are not checked here, so that no service has to import another one.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`steplog topics`: make, show and check the topics of the log."""
+"""`steplog topics`: create, list and check the topics of the log."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,17 +16,19 @@ COLUMNS = "{:<28} {:>10} {:>11}  {:<15} {}"
 
 
 class TopicsSettings(Connection):
-    """What new topics look like."""
+    """The settings of `steplog topics`."""
 
     partitions: int = Field(
-        topics.PARTITIONS, ge=1, description="of steps and rewarded, for ever; for new topics only"
+        topics.PARTITIONS,
+        ge=1,
+        description="partitions of steps and rewarded, when they are created; fixed afterwards",
     )
-    replication: int = Field(1, ge=1, description="copies of every record; for new topics only")
+    replication: int = Field(1, ge=1, description="replication factor of topics that are created")
     json_: bool = Field(False, description="print JSON lines instead of a table")
 
 
 def create(settings: TopicsSettings, say: Callable[[str], None] = print_line) -> None:
-    """Makes what is missing, and registers the schemas where there is a registry."""
+    """Create missing topics, and register the schemas if there is a registry."""
     for name in topics.create(settings, settings.partitions, settings.replication):
         say(f"created {name}")
     if settings.registry_url:
@@ -35,15 +37,15 @@ def create(settings: TopicsSettings, say: Callable[[str], None] = print_line) ->
             for record_type in topic.records:
                 registry.register(settings.topic_name(name), record_type)
                 say(f"registered {record_type.__name__} for {settings.topic_name(name)}")
-    say(f"all topics are there and fit: {settings.bootstrap}")
+    say(f"All topics exist and match at {settings.bootstrap}.")
 
 
 def check(settings: TopicsSettings, say: Callable[[str], None] = print_line) -> None:
     topics.check(settings)
-    say(f"all topics are there and fit: {settings.bootstrap}")
+    say(f"All topics exist and match at {settings.bootstrap}.")
 
 
-class Row(NamedTuple):
+class TopicRow(NamedTuple):
     topic: str
     partitions: int | None
     replication: int | None
@@ -57,26 +59,22 @@ def show(settings: TopicsSettings, say: Callable[[str], None] = print_line) -> N
         for row in rows:
             say(msgspec.json.encode(row._asdict()).decode())
         return
-    say(COLUMNS.format(*Row._fields))
+    say(COLUMNS.format(*TopicRow._fields))
     for row in rows:
         counts = (row.partitions or "missing", row.replication or "-")
-        say(
-            COLUMNS.format(
-                row.topic, *counts, row.cleanup, ", ".join(row.records) or "any, as it was"
-            )
-        )
+        say(COLUMNS.format(row.topic, *counts, row.cleanup, ", ".join(row.records) or "any"))
 
 
-def _rows(settings: TopicsSettings) -> list[Row]:
-    found = topics.find_topics(settings)
-    tagged = {name: TOPICS[REWARDED] for name in sorted(found) if name not in TOPICS}
+def _rows(settings: TopicsSettings) -> list[TopicRow]:
+    layouts = topics.find_topics(settings)
+    tagged = {name: TOPICS[REWARDED] for name in sorted(layouts) if name not in TOPICS}
     return [
-        _row(settings.topic_name(name), topic, found.get(name))
-        for name, topic in {**TOPICS, **tagged}.items()
+        _row(settings.topic_name(name), spec, layouts.get(name))
+        for name, spec in {**TOPICS, **tagged}.items()
     ]
 
 
-def _row(name: str, topic: TopicSpec, found: TopicLayout | None) -> Row:
-    partitions, replication = found or (None, None)
-    records = [record_type.__name__ for record_type in topic.records]
-    return Row(name, partitions, replication, topic.cleanup, records)
+def _row(name: str, spec: TopicSpec, layout: TopicLayout | None) -> TopicRow:
+    partitions, replication = layout or (None, None)
+    records = [record_type.__name__ for record_type in spec.records]
+    return TopicRow(name, partitions, replication, spec.cleanup, records)

@@ -1,4 +1,4 @@
-"""Arithmetic with a calculator: a model that asks for it is always right, one that guesses seldom is.
+"""Arithmetic with a calculator: a model that uses it is always right, one that guesses rarely is.
 
 steplog env examples/environments/arithmetic_tool.py:ArithmeticTool serve --group-size 8
 """
@@ -58,13 +58,13 @@ class ArithmeticTool(Environment[Problem]):
 
 
 def _result(call: Any) -> dict[str, Any]:
-    """The tool's message; a mistake of the model is told to the model."""
+    """The tool's message: the result, or what is wrong with the model's expression."""
     try:
         tree = ast.parse(json.loads(call.function.arguments)["expression"], mode="eval")
-        told = str(_value(tree.body))
+        content = str(_value(tree.body))
     except (ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
-        told = f"error: {error}"
-    return {"role": "tool", "tool_call_id": call.id, "content": told}
+        content = f"error: {error}"
+    return {"role": "tool", "tool_call_id": call.id, "content": content}
 
 
 def _value(node: ast.expr) -> int:
@@ -73,4 +73,4 @@ def _value(node: ast.expr) -> int:
             return value
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
             return int(OPERATORS[type(op)](_value(left), _value(right)))
-    raise ValueError("only whole numbers, +, - and *")
+    raise ValueError("only integers, +, - and * are allowed")

@@ -1,4 +1,4 @@
-"""Code that has to pass its tests. The environment scores nothing: it registers the tests with each
+"""Code that has to pass tests. The environment does not score: it registers the tests with each
 trajectory, and a reward worker runs the model's code against them in its sandbox.
 
 steplog env examples/environments/code_unit_tests.py:CodeUnitTests serve
@@ -43,7 +43,7 @@ class CodeUnitTests(Environment[Exercise]):
         return {"tests": item.tests}
 
     async def collect_trajectory(self, item: Exercise, rollout: Rollout) -> None:
-        asked = f"Write a Python function {item.task}. Answer with one ```python block."
+        prompt = f"Write a Python function {item.task}. Answer with one ```python block."
         await rollout.client.chat.completions.create(
-            model=rollout.model, messages=[{"role": "user", "content": asked}], max_tokens=300
+            model=rollout.model, messages=[{"role": "user", "content": prompt}], max_tokens=300
         )

@@ -1,8 +1,8 @@
-"""What a local broker's directory holds before the broker starts: its settings and formatted data.
+"""Prepares the directory of a local broker: its settings, and formatted data.
 
-A directory is ours when it is empty or its `server.properties` begins with our mark; any other is
-refused. `data` appears by one rename, so it is either formatted or not there. Kafka runs with the
-directory as its working directory, so no setting names a path that Java could read differently.
+A directory is accepted if it is empty, or if its `server.properties` starts with our mark; any other is
+refused. `data` appears by one rename, so it is either completely formatted or missing. The directory is
+Kafka's working directory, so settings need no paths, which Java might read in another encoding.
 """
 
 import base64
@@ -23,39 +23,40 @@ MARK = "# Written by steplog at every start; changes are lost."
 
 
 def prepare(directory: Path, port: int, controller_port: int, java: Sequence[str]) -> None:
-    """Write the settings, and format the data if there are none. `java` runs a class of Kafka's."""
-    _refuse_foreign(directory)
+    """Write the settings, and format the data directory if there is none. `java` is the command
+    line that runs a class of Kafka's."""
+    _refuse_other_files(directory)
     data = directory / "data"
     if data.exists():
         _check_data(data)
     else:
-        fresh = directory / "data.new"
-        shutil.rmtree(fresh, ignore_errors=True)
-        _write_settings(directory, fresh.name, port, controller_port)
+        new_data = directory / "data.new"
+        shutil.rmtree(new_data, ignore_errors=True)
+        _write_settings(directory, new_data.name, port, controller_port)
         _format(directory, java)
-        fresh.rename(data)
+        new_data.rename(data)
     _write_settings(directory, data.name, port, controller_port)
 
 
-def last_error(said: str) -> str:
-    """The last error that Kafka told, by its deepest cause; without errors, its last line."""
-    lines = said.strip().splitlines() or ["it said nothing"]
+def find_last_error(output: str) -> str:
+    """The root cause of the last error in Kafka's output; without errors, the last line."""
+    lines = output.strip().splitlines() or ["it printed nothing"]
     errors = [number for number, line in enumerate(lines) if " ERROR " in line]
-    told = lines[errors[-1] :] if errors else lines
-    causes = [line for line in told if CAUSE.match(line)]
-    plain = told[0] if errors else told[-1]
-    return (causes or [plain])[-1].strip()[:300]
+    last_lines = lines[errors[-1] :] if errors else lines
+    causes = [line for line in last_lines if CAUSE.match(line)]
+    message = last_lines[0] if errors else last_lines[-1]
+    return (causes or [message])[-1].strip()[:300]
 
 
-def _refuse_foreign(directory: Path) -> None:
+def _refuse_other_files(directory: Path) -> None:
     settings = directory / PROPERTIES
     if settings.exists() and settings.read_text(errors="replace").startswith(MARK):
         return
-    strangers = sorted(entry.name for entry in directory.iterdir())
-    if strangers:
+    others = sorted(entry.name for entry in directory.iterdir())
+    if others:
         raise LocalKafkaError(
-            f"{directory} holds files that are not a local broker's, like {strangers[0]}; choose an"
-            " empty directory"
+            f"{directory} holds files that do not belong to a local broker, such as {others[0]}."
+            " Choose an empty directory."
         )
 
 
@@ -64,8 +65,8 @@ def _check_data(data: Path) -> None:
     lines = meta.read_text(errors="replace").splitlines() if meta.is_file() else []
     if not {"version=1", "node.id=1"} <= set(lines):
         raise LocalKafkaError(
-            f"{meta} is missing or damaged, so the broker cannot use its data; move {data} away to"
-            " begin with an empty log"
+            f"{meta} is missing or damaged, so the broker cannot use its data. Move {data} away to"
+            " start with an empty log."
         )
 
 
@@ -74,9 +75,9 @@ def _format(directory: Path, java: Sequence[str]) -> None:
     tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "--config", PROPERTIES]
     done = subprocess.run([*java, *tool], cwd=directory, capture_output=True, text=True)
     if done.returncode:
-        said = last_error(done.stdout + done.stderr)
+        reason = find_last_error(done.stdout + done.stderr)
         raise LocalKafkaError(
-            f"Kafka could not format {directory} ({said}); see {directory}/broker.log"
+            f"Kafka could not format {directory} ({reason}); see {directory}/broker.log."
         )
 
 
@@ -93,12 +94,12 @@ def _settings(data: str, port: int, controller_port: int) -> dict[str, str | int
         "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
         "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
         "controller.listener.names": "CONTROLLER",
-        # A static quorum: the data do not remember the controller's port, so each start picks one.
+        # A static quorum: the controller's port is not part of the data, so each start can choose one.
         "controller.quorum.voters": f"1@{HOST}:{controller_port}",
         "auto.create.topics.enable": "false",
         "message.max.bytes": MAX_MESSAGE_BYTES,
         "replica.fetch.max.bytes": MAX_MESSAGE_BYTES,
-        # One node: one replica of everything, and few partitions, which load quickly.
+        # One node: one replica of everything, and few internal partitions, which load quickly.
         "offsets.topic.replication.factor": 1,
         "offsets.topic.num.partitions": 4,
         "transaction.state.log.replication.factor": 1,
@@ -107,7 +108,7 @@ def _settings(data: str, port: int, controller_port: int) -> dict[str, str | int
         "share.coordinator.state.topic.replication.factor": 1,
         "share.coordinator.state.topic.min.isr": 1,
         "share.coordinator.state.topic.num.partitions": 4,
-        # What was killed is replaced in seconds: the broker itself, members and transactions.
+        # Short timeouts, so that killed brokers, members and transactions are replaced in seconds.
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 1000,
         "group.initial.rebalance.delay.ms": 0,

@@ -3,13 +3,13 @@
     DIRECTORY/
     ├── server.properties  the broker's settings, written at every start
     ├── data/              the log; it survives stops and kills
-    ├── broker.json        which process runs here
-    └── broker.log         what the broker says
+    ├── broker.json        the running process
+    └── broker.log         the broker's log
 
-The broker runs in its own session and outlives the command that started it. `broker.json` is
-believed only if that process's command line names this directory: pids are used again, and a killed
-broker leaves its file behind. Whoever changes a directory holds a lock on it, so two starts at once
-give one broker.
+The broker runs in its own session and outlives the command that started it. `broker.json` counts
+only if the command line of its process names this directory: pids are reused, and a killed broker
+leaves its file behind. Commands that change a directory lock it, so two simultaneous starts give
+one broker.
 """
 
 import fcntl
@@ -40,25 +40,29 @@ DEFAULT_HEAP = "512m"
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 POLL_S = 0.05
-EMPTY_LOOKS = 500
-"""A process that is becoming another program, or is dying, has no command line for a moment."""
+EMPTY_READS = 500
+"""A process has no command line for a moment while it executes another program or exits."""
 
 
 class LocalKafkaSettings(BaseModel):
-    """Where the local broker lives."""
+    """Where and how the local broker runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dir: Path = Field(Path(".steplog/kafka"), description="the broker's data, settings and log")
-    port: int = Field(DEFAULT_PORT, ge=1, le=65535, description=f"clients connect to {HOST}:PORT")
+    dir: Path = Field(
+        Path(".steplog/kafka"), description="directory of the broker's data, settings and log"
+    )
+    port: int = Field(DEFAULT_PORT, ge=1, le=65535, description=f"port for clients, on {HOST}")
     heap: str = Field(
-        DEFAULT_HEAP, pattern="^[1-9][0-9]*[mg]$", description="largest Java heap, like 512m or 2g"
+        DEFAULT_HEAP,
+        pattern="^[1-9][0-9]*[mg]$",
+        description="largest Java heap, such as 512m or 2g",
     )
 
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker that was started."""
+    """A broker that was started in a directory."""
 
     directory: Path
     pid: int
@@ -73,12 +77,12 @@ class Broker:
     def log(self) -> Path:
         return self.directory / "broker.log"
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return f" {_mark(self.directory)} " in _command_line(self.pid)
 
 
 def start(directory: Path, port: int = DEFAULT_PORT, heap: str = DEFAULT_HEAP) -> Broker:
-    """Start the broker of `directory`, or find it running on that port; return once it answers."""
+    """Start the broker of `directory` unless it is running already; return when it answers."""
     directory = directory.resolve()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -88,20 +92,20 @@ def start(directory: Path, port: int = DEFAULT_PORT, heap: str = DEFAULT_HEAP) -
                 return _start(directory, port, heap)
     except OSError as error:
         raise LocalKafkaError(
-            f"cannot keep a broker in {directory}: {error.strerror}; choose a directory that you"
-            " can write"
+            f"Cannot run a broker in {directory}: {error.strerror}. Choose a directory that you"
+            " can write to."
         ) from error
     if running.port != port:
         raise LocalKafkaError(
-            f"the broker of {directory} already runs, on port {running.port} and not {port}; stop"
-            " it first, or use its port"
+            f"The broker in {directory} is already running on port {running.port}, not {port}. Stop"
+            " it first, or use its port."
         )
-    _wait_until_it_answers(running)
+    _wait_until_ready(running)
     return running
 
 
 def stop(directory: Path) -> Broker | None:
-    """Stop the broker of `directory` and return what ran; None when nothing did."""
+    """Stop the broker of `directory` and return it; None if none was running."""
     directory = directory.resolve()
     if not directory.is_dir():
         return None
@@ -112,24 +116,24 @@ def stop(directory: Path) -> Broker | None:
                 _end(broker)
     except OSError as error:
         raise LocalKafkaError(
-            f"cannot stop the broker of {directory}: {error.strerror}; try as its owner"
+            f"Cannot stop the broker in {directory}: {error.strerror}. Try as its owner."
         ) from error
     return broker
 
 
 def status(directory: Path) -> Broker | None:
-    """The broker that runs in `directory`, if one does."""
+    """The running broker of `directory`, if there is one."""
     directory = directory.resolve()
     try:
-        told = json.loads((directory / "broker.json").read_text())
-        broker = Broker(directory, int(told["pid"]), int(told["port"]), str(told["version"]))
+        saved = json.loads((directory / "broker.json").read_text())
+        broker = Broker(directory, int(saved["pid"]), int(saved["port"]), str(saved["version"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return broker if broker.runs() else None
+    return broker if broker.is_running() else None
 
 
 def answers(broker: Broker, limit: float) -> bool:
-    """Whether it serves clients, and does not merely exist."""
+    """Whether it serves clients, which is more than a running process."""
     try:
         return bool(_admin(broker).list_topics(timeout=limit).brokers)
     except KafkaException:
@@ -140,25 +144,26 @@ def _admin(broker: Broker) -> AdminClient:
     options: dict[str, str | int | float | bool] = {
         "bootstrap.servers": broker.bootstrap,
         "reconnect.backoff.max.ms": 200,
-        "log_level": 0,  # refused connections are no news here
+        "log_level": 0,  # refused connections are expected here
     }
-    with _interrupts_later():
+    with _blocked_interrupts():
         return AdminClient(options)
 
 
 @contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """The client makes a TypeError about its settings of one that comes while it is being made."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+def _blocked_interrupts() -> Iterator[None]:
+    """Delay signals: an interrupt while the client is constructed becomes a TypeError about its
+    settings."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """One process at a time is in here."""
+    """Hold an exclusive lock on the directory."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -172,13 +177,13 @@ def _mark(directory: Path) -> str:
 
 
 def _command_line(pid: int) -> str:
-    """A process's command line; empty when it is gone or a zombie."""
+    """The command line of a process; empty if it is gone or a zombie."""
     if Path("/proc/self/cmdline").exists():
         with suppress(OSError):
-            for _ in range(EMPTY_LOOKS):
-                told = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).replace("\0", " ")
-                if told or is_zombie(pid):
-                    return told
+            for _ in range(EMPTY_READS):
+                line = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).replace("\0", " ")
+                if line or is_zombie(pid):
+                    return line
                 time.sleep(0.01)
         return ""
     command = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
@@ -196,8 +201,8 @@ def _start(directory: Path, port: int, heap: str) -> Broker:
     pid = _spawn(directory, [*java, "kafka.Kafka", broker_directory.PROPERTIES])
     broker = Broker(directory, pid, port, software.version())
     try:
-        _remember(broker)
-        _wait_until_it_answers(broker, log_before)
+        _save(broker)
+        _wait_until_ready(broker, log_before)
     except BaseException:
         _end(broker)
         raise
@@ -212,18 +217,18 @@ def _free_controller_port(port: int) -> int:
             broker.bind((HOST, port))
         except OSError as error:
             raise LocalKafkaError(
-                f"cannot listen on port {port} of {HOST}: {error.strerror}; stop what uses it, or"
-                " choose another port"
+                f"Cannot listen on {HOST}:{port}: {error.strerror}. Stop the process that uses this"
+                " port, or choose another --port."
             ) from error
         controller.bind((HOST, 0))
         return int(controller.getsockname()[1])
 
 
 def _spawn(directory: Path, command: Sequence[str]) -> int:
-    """Run a command that outlives us, and return its pid.
+    """Start a command that outlives this process, and return its pid.
 
-    The shell in between ends at once, so the broker is nobody's child: a long-lived caller is left
-    with no zombie. Before the shell's copy becomes Java, its command line carries the mark too.
+    The shell in between exits at once, so the broker is not our child and leaves no zombie in a
+    long-lived caller. Until the shell's copy becomes Java, its command line contains the mark too.
     """
     script = '"$@" >>broker.log 2>&1 </dev/null & echo $!'
     shell = subprocess.run(
@@ -237,49 +242,49 @@ def _spawn(directory: Path, command: Sequence[str]) -> int:
     return int(shell.stdout)
 
 
-def _remember(broker: Broker) -> None:
-    told = {"pid": broker.pid, "port": broker.port, "version": broker.version}
-    fresh = broker.directory / "broker.json.new"
-    fresh.write_text(json.dumps(told) + "\n")
-    fresh.replace(broker.directory / "broker.json")
+def _save(broker: Broker) -> None:
+    document = {"pid": broker.pid, "port": broker.port, "version": broker.version}
+    new_file = broker.directory / "broker.json.new"
+    new_file.write_text(json.dumps(document) + "\n")
+    new_file.replace(broker.directory / "broker.json")
 
 
-def _wait_until_it_answers(broker: Broker, log_before: int = 0) -> None:
+def _wait_until_ready(broker: Broker, log_before: int = 0) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     admin = _admin(broker)
     while time.monotonic() < deadline:
-        if not broker.runs():
-            said = broker.log.read_bytes()[log_before:].decode(errors="replace")
+        if not broker.is_running():
+            output = broker.log.read_bytes()[log_before:].decode(errors="replace")
             raise LocalKafkaError(
-                f"the broker of {broker.directory} ended while it started"
-                f" ({broker_directory.last_error(said)}); see {broker.log}"
+                f"The broker in {broker.directory} exited while it was starting"
+                f" ({broker_directory.find_last_error(output)}); see {broker.log}."
             )
         with suppress(KafkaException):
             if admin.list_topics(timeout=1).brokers:
                 return
     raise LocalKafkaError(
-        f"the broker on {broker.bootstrap} did not answer in {START_LIMIT_S:.0f} s;"
-        f" see {broker.log}"
+        f"The broker on {broker.bootstrap} did not answer within {START_LIMIT_S:.0f} s;"
+        f" see {broker.log}."
     )
 
 
 def _end(broker: Broker) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if broker.runs():
+        if broker.is_running():
             with suppress(ProcessLookupError):
                 os.kill(broker.pid, number)
-        if _ended(broker):
+        if _has_exited(broker):
             (broker.directory / "broker.json").unlink(missing_ok=True)
             return
     raise LocalKafkaError(
-        f"the broker of {broker.directory} (pid {broker.pid}) does not end, even when killed; look"
-        " at what the process waits for"
+        f"The broker in {broker.directory} (pid {broker.pid}) does not exit, even after SIGKILL."
+        " Find out what its process is waiting for."
     )
 
 
-def _ended(broker: Broker) -> bool:
+def _has_exited(broker: Broker) -> bool:
     deadline = time.monotonic() + STOP_LIMIT_S
-    while broker.runs():
+    while broker.is_running():
         if time.monotonic() > deadline:
             return False
         time.sleep(POLL_S)

@@ -129,7 +129,7 @@ def test_commands_work_by_variables_and_a_password_file(
     made = steplog("topics", "create", "--partitions", "1", **variables)
     assert (made.returncode, made.stderr) == (0, "")
     created = [f"created {given['topic_prefix']}{name}" for name in TOPICS]
-    fits = f"all topics are there and fit: {broker.sasl_ssl}"
+    fits = f"All topics exist and match at {broker.sasl_ssl}."
     assert made.stdout.splitlines() == [*created, fits]
     checked = steplog("topics", "check", **variables)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, f"{fits}\n", "")

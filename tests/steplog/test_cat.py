@@ -245,8 +245,8 @@ def test_a_folder_that_is_no_tokenizer_is_one_sentence(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
     for folder, told in (
-        ("broken", "no tokenizer could be loaded from broken: "),
-        ("gone", "gone is no folder, and --tokenizer needs one"),
+        ("broken", "No tokenizer could be loaded from broken: "),
+        ("gone", "gone is not a folder. --tokenizer must be the folder of a tokenizer."),
     ):
         done = steplog("cat", STEPS, "--tokenizer", folder)
         assert (done.returncode, done.stdout) == (1, "")
@@ -264,8 +264,8 @@ def test_what_cannot_be_shown_is_one_sentence(connection: Connection) -> None:
     missing = steplog("cat", STEPS, *reaching(connection))
     assert missing.returncode == 1
     assert missing.stderr == (
-        f"steplog: topic {connection.topic_name(STEPS)} does not exist at {connection.bootstrap};"
-        " `steplog topics list` says which do\n"
+        f"steplog: Topic {connection.topic_name(STEPS)} does not exist at {connection.bootstrap};"
+        " `steplog topics list` shows those that do\n"
     )
     when = steplog("cat", STEPS, "--from", "yesterday", *reaching(connection))
     assert when.returncode == 2

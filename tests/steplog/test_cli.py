@@ -78,8 +78,8 @@ def test_a_broker_error_is_one_sentence_and_status_1(workplace: Path) -> None:
     done = steplog("kafka", "start", "--dir", ".", "--port", str(free_port()))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"steplog: {workplace} holds files that are not a local broker's, like novel.txt; choose an"
-        " empty directory\n"
+        f"steplog: {workplace} holds files that do not belong to a local broker, such as"
+        " novel.txt. Choose an empty directory.\n"
     )
 
 

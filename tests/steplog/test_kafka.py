@@ -105,7 +105,7 @@ def test_a_killed_broker_that_still_holds_its_port_is_waited_for(own: Broker, pl
     with subprocess.Popen(command, stdout=subprocess.PIPE) as dying:
         assert dying.stdout is not None and dying.stdout.readline()
         (place / "broker.json").write_text(json.dumps(told | {"pid": dying.pid}))
-        assert local_kafka.start(place, own.port).runs()
+        assert local_kafka.start(place, own.port).is_running()
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_stop_kills_a_broker_that_does_not_listen(
     monkeypatch.setattr(local_kafka, "STOP_LIMIT_S", 0.3)
     os.kill(own.pid, signal.SIGSTOP)
     assert local_kafka.stop(place) == own
-    assert not own.runs()
+    assert not own.is_running()
 
 
 @pytest.mark.broker
@@ -144,7 +144,7 @@ def test_starting_again_finds_the_running_broker(kafka: Broker) -> None:
 
 @pytest.mark.broker
 def test_a_running_broker_does_not_move_to_another_port(kafka: Broker) -> None:
-    with pytest.raises(LocalKafkaError, match=f"already runs, on port {kafka.port} and not 1;"):
+    with pytest.raises(LocalKafkaError, match=f"already running on port {kafka.port}, not 1."):
         local_kafka.start(kafka.directory, 1)
     assert local_kafka.status(kafka.directory) == kafka
 
@@ -191,9 +191,9 @@ def test_a_broker_that_dies_is_explained_by_its_log(tmp_path: Path) -> None:
     (tmp_path / "data" / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=x\n")
     (tmp_path / "server.properties").write_text(broker_directory.MARK)
     message = fails(tmp_path, free_port())
-    assert f"the broker of {tmp_path} ended while it started (" in message
+    assert f"The broker in {tmp_path} exited while it was starting (" in message
     assert "'holiday photos' is not in the form of topic-partition" in message
-    assert message.endswith(f"; see {tmp_path}/broker.log")
+    assert message.endswith(f"; see {tmp_path}/broker.log.")
 
 
 def test_a_pid_that_another_process_has_now_is_not_ours(tmp_path: Path) -> None:
@@ -220,20 +220,20 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
         port = other.getsockname()[1]
         message = fails(tmp_path, port)
     assert message == (
-        f"cannot listen on port {port} of 127.0.0.1: Address already in use; stop what uses it, or"
-        " choose another port"
+        f"Cannot listen on 127.0.0.1:{port}: Address already in use. Stop the process that uses this"
+        " port, or choose another --port."
     )
 
 
 def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    assert "not a local broker's, like thesis.txt" in fails(tmp_path, free_port())
+    assert "do not belong to a local broker, such as thesis.txt" in fails(tmp_path, free_port())
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_settings_of_somebody_elses_broker_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "server.properties").write_text("node.id=7\n")
-    assert "like server.properties" in fails(tmp_path, free_port())
+    assert "such as server.properties" in fails(tmp_path, free_port())
     assert (tmp_path / "server.properties").read_text() == "node.id=7\n"
 
 
@@ -249,7 +249,7 @@ def test_damaged_data_are_refused(tmp_path: Path, meta: bytes | None) -> None:
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert f"cannot keep a broker in {tmp_path}/file" in fails(tmp_path / "file")
+    assert f"Cannot run a broker in {tmp_path}/file" in fails(tmp_path / "file")
     assert "Not a directory; choose" in fails(tmp_path / "file" / "below")
 
 
@@ -261,8 +261,8 @@ def test_a_heap_that_java_refuses_is_explained(tmp_path: Path) -> None:
 
 def test_java_is_missing(programs: Path, tmp_path: Path) -> None:
     assert fails(tmp_path / "kafka", free_port()) == (
-        "Kafka needs Java, and there is none on the PATH; install Java 17 or newer, or set"
-        " JAVA_HOME to one"
+        "Kafka needs Java, but there is none on the PATH. Install Java 17 or newer, or set"
+        " JAVA_HOME to it."
     )
 
 
@@ -276,7 +276,7 @@ def test_java_home_is_wrong(
 @pytest.mark.parametrize("version", ["1.8.0_392", "11.0.2"])
 def test_java_is_too_old(programs: Path, tmp_path: Path, version: str) -> None:
     script(programs / "java", f"""echo 'openjdk version "{version}" 2020-01-01' >&2""")
-    assert f"java is Java {version}, too old" in fails(tmp_path / "kafka", free_port())
+    assert f"java is Java {version}, which is too old" in fails(tmp_path / "kafka", free_port())
 
 
 def test_maven_is_missing(programs: Path, tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_maven_is_missing(programs: Path, tmp_path: Path) -> None:
 def test_a_broken_download_is_not_cached(programs: Path, tmp_path: Path) -> None:
     jar = 'for last; do :; done; folder="${last#*=}"; /bin/mkdir "$folder"; echo > "$folder/k.jar"'
     script(programs / "mvn", f"{jar}; echo '[ERROR] no route'; echo '[ERROR] more'; exit 1")
-    with pytest.raises(LocalKafkaError, match=r"could not download Kafka [\d.]+ \(no route\);"):
+    with pytest.raises(LocalKafkaError, match=r"could not download Kafka [\d.]+ \(no route\)\."):
         software.jars()
     assert list((tmp_path / "cache" / "steplog").iterdir()) == []
     script(programs / "mvn", jar)
@@ -302,5 +302,5 @@ def test_a_cache_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(LocalKafkaError, match=r"cannot keep Kafka's jars in .*Not a directory"):
+    with pytest.raises(LocalKafkaError, match=r"Cannot store Kafka's jars in .*Not a directory"):
         software.jars()
