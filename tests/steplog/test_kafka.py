@@ -250,7 +250,7 @@ def test_damaged_data_are_refused(tmp_path: Path, meta: bytes | None) -> None:
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert f"Cannot run a broker in {tmp_path}/file" in fails(tmp_path / "file")
-    assert "Not a directory; choose" in fails(tmp_path / "file" / "below")
+    assert "Not a directory. Choose" in fails(tmp_path / "file" / "below")
 
 
 def test_a_heap_that_java_refuses_is_explained(tmp_path: Path) -> None:
