@@ -23,7 +23,8 @@ from gateway.settings import GatewaySettings
 from gateway.state.admission import Admission
 from gateway.state.log import open_log
 from gateway.state.recovery import Recovery
-from gateway.state.trajectories import Trajectories, TrajectoryRules
+from gateway.state.registrar import TrajectoryRules
+from gateway.state.trajectories import Trajectories
 from gateway.tokens.renderer import Renderer
 from pool import topics
 from pool.readers.follower import Follower
@@ -136,10 +137,10 @@ async def _open_parts(
         trajectories = Trajectories(steps_log, recovery, admission, rules)
         state.starting_reason = "it is reading the log"
         followers = [await enter(Follower(settings, POLICY, codec, policy.apply))]
-        trajectories.follower = await enter(
+        trajectories.registrar.follower = await enter(
             Follower(settings, TRAJECTORIES, codec, trajectories.apply, rules.gateway.encode())
         )
-        followers.append(trajectories.follower)
+        followers.append(trajectories.registrar.follower)
         if settings.max_groups is not None:
             followers.append(await enter(Follower(settings, LEDGER, codec, admission.apply)))
         engines = await enter(open_engines(settings, policy))

@@ -194,12 +194,12 @@ class LlmCall:
         """Writes the registration while the engine works; only the Step has to wait for it."""
         if self.trajectory.registered:
             return None
-        return self._context.trajectories.start_registering(self.trajectory)
+        return self._context.trajectories.registrar.start_registering(self.trajectory)
 
     async def _wait_until_registered(self, registering: "asyncio.Task[None]") -> None:
         """Fails if this write failed; writes again if the registration changed meanwhile."""
         await asyncio.shield(registering)
-        await self._context.trajectories.ensure_registered(self.trajectory)
+        await self._context.trajectories.registrar.ensure_registered(self.trajectory)
 
     async def _prompt(self, chain: HashChain) -> Prompt:
         if self._body_bytes > RENDER_IN_THREAD_BYTES:

@@ -84,8 +84,8 @@ class Submission:
                 return trajectory  # a retry of the request that closed it
             raise
         if channel != trajectory.registration.channel:
-            await self._trajectories.change(trajectory, channel=channel)
-        await self._trajectories.ensure_registered(trajectory)
+            await self._trajectories.registrar.change(trajectory, channel=channel)
+        await self._trajectories.registrar.ensure_registered(trajectory)
         return trajectory
 
     async def _write(self, trajectory: TrajectoryState, steps: list[SubmittedStep]) -> None:

@@ -45,7 +45,7 @@ def serve_call(dialect: Dialect) -> RouteHandler:
         digest = hashlib.blake2b(body, digest_size=12, person=dialect.name.encode()).digest()
         call = None
         if exchange.header(b"x-stainless-retry-count") not in (None, "0"):
-            await parts.trajectories.ensure_registered(trajectory)
+            await parts.trajectories.registrar.ensure_registered(trajectory)
             # Of equal requests the client retries the newest, which may have no Step yet.
             call = _unrecorded_call(trajectory, digest)
             recorded = trajectory.recorded_step(digest)

@@ -42,7 +42,7 @@ async def init_trajectory(state: GatewayState, exchange: Exchange) -> None:
             param="prompt_uid",
         )
     if body != InitBody():  # without any field, the first call registers the trajectory
-        registration = parts.trajectories.new_registration(
+        registration = parts.trajectories.registrar.new_registration(
             uid,
             prompt_scope(tenant) + prompt_uid,
             tenant,
@@ -71,7 +71,7 @@ async def register_trajectory(state: GatewayState, exchange: Exchange) -> None:
         "deadline": body.deadline_s and int((time.time() + body.deadline_s) * 1000),
     }
     changes = {name: value for name, value in fields.items() if value is not None}
-    await parts.trajectories.change(trajectory, **changes)
+    await parts.trajectories.registrar.change(trajectory, **changes)
     await exchange.reply(200, OK)
 
 
