@@ -20,7 +20,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.core.groups import Group, GroupAssembler
 from pool.producers.producer import Producer
-from pool.readers.scan import Scan, received
+from pool.readers.scan import Scan, decode_message
 from pool.topics import STEPS, find_topics
 from replay.export import parquet as _  # noqa: F401  loading pyarrow is not exporting
 from replay.export.command import export
@@ -82,7 +82,7 @@ def scan(connection: Connection) -> int:
     assemblers = {n: GroupAssembler() for n in range(find_topics(connection)[STEPS].partitions)}
     with Scan(connection, STEPS, stored_ranges(connection, STEPS)) as messages:
         for message in messages:
-            one = received(message, codec)
+            one = decode_message(message, codec)
             item = assemblers[one.partition].feed(one)
             if isinstance(item, Group):
                 assemblers[one.partition].decide(item, one.offset)

@@ -136,14 +136,14 @@ def _create_all(connection: Connection, new: list[NewTopic]) -> None:
 
 def create_rewarded_topic(connection: Connection, tag: str) -> bool:
     """Creates the topic for the rewards of a tag, with the layout of `rewarded`; False if it exists."""
-    name, found = rewarded_topic(tag), check(connection)
-    if name in found:
-        check_rewarded_topic(found, connection, name)
+    name, layouts = rewarded_topic(tag), check(connection)
+    if name in layouts:
+        check_rewarded_topic(layouts, connection, name)
         return False
     topic = NewTopic(
         connection.topic_name(name),
-        num_partitions=found[REWARDED].partitions,
-        replication_factor=found[REWARDED].replication,
+        num_partitions=layouts[REWARDED].partitions,
+        replication_factor=layouts[REWARDED].replication,
         config=TOPICS[REWARDED].config(),
     )
     _create_all(connection, [topic])
@@ -153,8 +153,8 @@ def create_rewarded_topic(connection: Connection, tag: str) -> bool:
 
 def create_like(original: Connection, copy: Connection) -> None:
     """Creates the topics of another prefix as copies of ours, with their topic-level settings."""
-    found, existing = find_topics(original), find_topics(copy)
-    missing = {name: layout for name, layout in found.items() if name not in existing}
+    layouts, existing = find_topics(original), find_topics(copy)
+    missing = {name: layout for name, layout in layouts.items() if name not in existing}
     new = [
         NewTopic(
             copy.topic_name(name),
@@ -167,7 +167,7 @@ def create_like(original: Connection, copy: Connection) -> None:
         )
     ]
     _create_all(copy, new)
-    _wait_until_seen(copy, found.keys())
+    _wait_until_seen(copy, layouts.keys())
 
 
 def _topic_configs(connection: Connection, names: Iterable[str]) -> Iterator[dict[str, str]]:
@@ -200,38 +200,40 @@ def delete_topics(connection: Connection, names: Iterable[str]) -> None:
 
 
 def check_rewarded_topic(
-    found: Mapping[str, TopicLayout], connection: Connection, name: str
+    layouts: Mapping[str, TopicLayout], connection: Connection, name: str
 ) -> None:
     """Raises TopicMismatch if a topic of rewards does not exist or would split groups."""
-    if name not in found:
+    if name not in layouts:
         raise TopicMismatch(
             f"{connection.topic_name(name)} not found at {connection.bootstrap}; create the rewards "
             "of a tag with `steplog replay rescore --into` or `steplog reward --into`"
         )
-    _check_partitions(found, connection, name)
+    _check_partitions(layouts, connection, name)
 
 
 def check(connection: Connection, *needed: str) -> dict[str, TopicLayout]:
     """Raises TopicMismatch if topics are missing, or if groups would be split or records refused.
     `needed` are optional topics that must exist too."""
-    found = find_topics(connection)
+    layouts = find_topics(connection)
     missing = [
         connection.topic_name(name)
         for name, topic in TOPICS.items()
-        if name not in found and (name in needed or not topic.optional)
+        if name not in layouts and (name in needed or not topic.optional)
     ]
     if missing:
         raise TopicMismatch(
             f"{', '.join(missing)} not found at {connection.bootstrap}; "
             "create missing topics with `steplog topics create`"
         )
-    _check_partitions(found, connection, REWARDED)
-    _check_sizes(connection, [name for name in TOPICS if name in found])
-    return found
+    _check_partitions(layouts, connection, REWARDED)
+    _check_sizes(connection, [name for name in TOPICS if name in layouts])
+    return layouts
 
 
-def _check_partitions(found: Mapping[str, TopicLayout], connection: Connection, name: str) -> None:
-    steps, rewarded = found[STEPS].partitions, found[name].partitions
+def _check_partitions(
+    layouts: Mapping[str, TopicLayout], connection: Connection, name: str
+) -> None:
+    steps, rewarded = layouts[STEPS].partitions, layouts[name].partitions
     if steps != rewarded:
         raise TopicMismatch(
             f"{connection.topic_name(STEPS)} has {steps} partitions and "

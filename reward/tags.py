@@ -23,7 +23,7 @@ from pool.consumers.commits import read_commits, set_commits
 from pool.core.bookmark import Bookmark
 from pool.readers.dataset import LOOK_BACK
 from pool.readers.reader import PartitionBounds, read_bounds
-from pool.readers.scan import OffsetRange, Scan, received
+from pool.readers.scan import OffsetRange, Scan, decode_message
 from pool.readers.selection import SelectionSettings, TopicRanges
 from pool.topics import STEPS, rewarded_topic
 from reward.scoring.loading import RewardFunction, function_identity
@@ -200,7 +200,7 @@ def newest_functions(
     codec, newest = connection.codec(), None
     with Scan(connection, topic, spans) as scan:
         for message in scan:
-            record = received(message, codec).record
+            record = decode_message(message, codec).record
             if isinstance(record, TrajectoryEnd) and record.rewards:
                 newest = record
     if newest is None:

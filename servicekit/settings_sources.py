@@ -85,15 +85,15 @@ def load(
 ) -> Settings:
     """Merges all sources into the settings of one service."""
     problems: list[str] = []
-    given = {
+    values = {
         **_from_file(cls, service, _file(namespace, environ), scope, problems),
         **_from_environment(cls, service, environ, scope, problems),
         **_from_command_line(cls, namespace),
     }
     try:
-        settings = cls.model_validate({name: item.value for name, item in given.items()})
+        settings = cls.model_validate({name: item.value for name, item in values.items()})
     except ValidationError as error:
-        problems += _describe_errors(cls, service, given, error)
+        problems += _describe_errors(cls, service, values, error)
     if problems:
         raise SettingsError(problems)
     return settings
@@ -137,15 +137,15 @@ def _from_file(
         for key in own
         if key not in cls.model_fields
     ]
-    found = {
+    values = {
         key: SourcedValue(value, f"{key} in {file}")
         for key, value in shared.items()
         if key in known
     }
-    found |= {
+    values |= {
         key: SourcedValue(value, f"{key} in [{service}] of {file}") for key, value in own.items()
     }
-    return {key: item for key, item in found.items() if key in cls.model_fields}
+    return {key: item for key, item in values.items() if key in cls.model_fields}
 
 
 def _read(file: Path, problems: list[str]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _from_environment(
 ) -> dict[str, SourcedValue]:
     known = variables(scope.shared or {}, PREFIX) | variables(cls.model_fields, prefix_of(service))
     checked = (service,) if scope.shared is None else (None, service)
-    found = {}
+    values = {}
     # Names known for all services come first in `known`, so the service's own overwrite them.
     for variable, (name, is_file) in known.items():
         if variable in environ and name in cls.model_fields:
@@ -190,7 +190,7 @@ def _from_environment(
                 if is_file
                 else environ[variable]
             )
-            found[name] = SourcedValue(_parse(cls.model_fields[name], text), variable)
+            values[name] = SourcedValue(_parse(cls.model_fields[name], text), variable)
     problems += [
         f"{variable} and {variable}_FILE are both set; remove one of them"
         for variable in known
@@ -203,7 +203,7 @@ def _from_environment(
         and variable not in {*known, f"{PREFIX}CONFIG"}
         and _owner(variable, scope) in checked
     ]
-    return found
+    return values
 
 
 def variables(fields: Mapping[str, FieldInfo], prefix: str) -> dict[str, tuple[str, bool]]:
@@ -302,22 +302,22 @@ def _unknown(key: str, source: str, name: str, known: Collection[str]) -> str:
 
 
 def _describe_errors(
-    cls: type[BaseModel], service: str, given: Mapping[str, SourcedValue], error: ValidationError
+    cls: type[BaseModel], service: str, values: Mapping[str, SourcedValue], error: ValidationError
 ) -> list[str]:
     return [
-        _describe_error(cls, service, given, ".".join(map(str, problem["loc"])), problem["msg"])
+        _describe_error(cls, service, values, ".".join(map(str, problem["loc"])), problem["msg"])
         for problem in error.errors(include_url=False, include_context=False, include_input=False)
     ]
 
 
 def _describe_error(
-    cls: type[BaseModel], service: str, given: Mapping[str, SourcedValue], path: str, expected: str
+    cls: type[BaseModel], service: str, values: Mapping[str, SourcedValue], path: str, expected: str
 ) -> str:
     name = path.partition(".")[0]
     if name not in cls.model_fields:
         problem = expected.removeprefix("Value error, ")
         return f"the settings of {service} do not fit together: {problem}"
-    if name not in given:
+    if name not in values:
         return (
             f"{name} is missing: give {option_flag(name)}, {prefix_of(service)}{name.upper()}, "
             f"or {name} in [{service}] of the settings file"
@@ -325,4 +325,4 @@ def _describe_error(
     if plain_type(cls.model_fields[name]) is SecretStr:
         expected = "the value is not accepted"
     expected = expected.removeprefix("Value error, ")
-    return f"{given[name].source} cannot be used: {expected[:1].lower()}{expected[1:]}"
+    return f"{values[name].source} cannot be used: {expected[:1].lower()}{expected[1:]}"

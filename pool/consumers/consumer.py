@@ -201,24 +201,26 @@ class StatefulConsumer(Generic[ItemT]):
         self._membership = membership
         for partition in self._partitions.values():
             partition.paused = False
-        self._consumer.resume([place for place in owned if place.partition in self._partitions])
+        self._consumer.resume(
+            [partition for partition in owned if partition.partition in self._partitions]
+        )
 
     def _reload_lost_commits(self) -> None:
         """After an aborted transaction the group's offsets must be those of our commit before it. If
         they are not, a restarted broker has lost a commit that it had acknowledged, and its outputs:
         then the partition is loaded again from what the group has."""
         owned = [partition.topic_partition() for partition in self._partitions.values()]
-        for place in read_offsets(self._consumer, owned, self._patience) if owned else ():
-            if self._differs_from_saved(place):
+        for commit in read_offsets(self._consumer, owned, self._patience) if owned else ():
+            if self._differs_from_saved(commit):
                 log.warning(
                     "The broker lost an acknowledged commit of %s[%d]; its work is repeated.",
                     self._topic,
-                    place.partition,
+                    commit.partition,
                 )
-                paused = self._partitions[place.partition].paused
-                start = self._load(place)
-                self._partitions[place.partition].paused = paused  # as the client has it
-                self._consumer.seek(TopicPartition(self._topic, place.partition, start))
+                paused = self._partitions[commit.partition].paused
+                start = self._load(commit)
+                self._partitions[commit.partition].paused = paused  # as the client has it
+                self._consumer.seek(TopicPartition(self._topic, commit.partition, start))
         self._must_verify = False
 
     def _receive(self, message: Message) -> list[WorkItem[ItemT]]:
@@ -243,11 +245,11 @@ class StatefulConsumer(Generic[ItemT]):
         log.warning("Reading %s failed and is retried: %s", self._topic, error.str())
 
     def _advance(self) -> list[WorkItem[ItemT]]:
-        places = [partition.topic_partition() for partition in self._partitions.values()]
+        partitions = [partition.topic_partition() for partition in self._partitions.values()]
         return [
             work
-            for place in (self._consumer.position(places) if places else ())
-            for work in self._partitions[place.partition].advance(place.offset)
+            for position in (self._consumer.position(partitions) if partitions else ())
+            for work in self._partitions[position.partition].advance(position.offset)
         ]
 
     def _pace(self) -> None:
@@ -303,10 +305,10 @@ class StatefulConsumer(Generic[ItemT]):
         if (
             is_proven
             and not outputs
-            and not any(self._differs_from_saved(place) for place in offsets)
+            and not any(self._differs_from_saved(commit) for commit in offsets)
         ):
             return True
-        if any(len(place.metadata or "") > MAX_TEXT for place in offsets):
+        if any(len(commit.metadata or "") > MAX_TEXT for commit in offsets):
             self._finished.extendleft(reversed(bundles))
             return False
         try:
@@ -322,8 +324,8 @@ class StatefulConsumer(Generic[ItemT]):
             bundle.state = "committed"
         return True
 
-    def _differs_from_saved(self, place: TopicPartition) -> bool:
-        return saved_at(place) != self._partitions[place.partition].saved
+    def _differs_from_saved(self, commit: TopicPartition) -> bool:
+        return saved_at(commit) != self._partitions[commit.partition].saved
 
     def _take(self) -> list[FinishedWork[ItemT]]:
         """Finished work that can be committed now. A bundle that depends on a lost assignment is void;
@@ -346,9 +348,9 @@ class StatefulConsumer(Generic[ItemT]):
         return partition is not None and partition.progress is assignment
 
     def _outputs(
-        self, bundles: Iterable[FinishedWork[ItemT]], places: Iterable[TopicPartition]
+        self, bundles: Iterable[FinishedWork[ItemT]], commits: Iterable[TopicPartition]
     ) -> list[Output]:
-        offsets = [offsets_of(place) for place in places]
+        offsets = [offsets_of(commit) for commit in commits]
         outputs: list[Output] = []
         for bundle in bundles:
             outputs += bundle.outputs(offsets) if callable(bundle.outputs) else bundle.outputs
@@ -362,8 +364,8 @@ class StatefulConsumer(Generic[ItemT]):
     def _settle(self, done: Iterable[WorkItem[ItemT]], offsets: Iterable[TopicPartition]) -> None:
         for work in done:
             work.assignment.close([work])
-        for place in offsets:
-            self._partitions[place.partition].saved = saved_at(place)
+        for commit in offsets:
+            self._partitions[commit.partition].saved = saved_at(commit)
         for partition in self._partitions.values():
             partition.dead_letters.clear()
 
@@ -378,7 +380,7 @@ class StatefulConsumer(Generic[ItemT]):
         """The first offset of each of our partitions and the one after the last. The broker is asked,
         since a client does not learn of new records while a partition is paused; empty if the broker
         does not answer."""
-        found: dict[int, tuple[int, int]] = {}
+        bounds: dict[int, tuple[int, int]] = {}
         for number, partition in self._partitions.items():
             try:
                 low, end = self._consumer.get_watermark_offsets(
@@ -392,8 +394,8 @@ class StatefulConsumer(Generic[ItemT]):
                     failure.args[0].str(),
                 )
                 return {}
-            found[number] = low, end
-        return found
+            bounds[number] = low, end
+        return bounds
 
     def lags(self) -> dict[int, int]:
         """How many records of each of our partitions the group has not processed."""
@@ -425,56 +427,56 @@ class StatefulConsumer(Generic[ItemT]):
 
     # Rebalancing
 
-    def _assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+    def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._closing:
             return  # we are leaving, and the partitions are reassigned at once
-        asked = [TopicPartition(self._topic, place.partition) for place in places]
-        found = read_offsets(consumer, asked, self._patience) if asked else []
+        ours = [TopicPartition(self._topic, partition.partition) for partition in partitions]
+        commits = read_offsets(consumer, ours, self._patience) if ours else []
         starts = [
-            TopicPartition(self._topic, place.partition, self._load(place)) for place in found
+            TopicPartition(self._topic, commit.partition, self._load(commit)) for commit in commits
         ]
         consumer.incremental_assign(starts)
         self._membership = consumer.consumer_group_metadata()
         self._is_proven = False
-        log.info("Assigned partitions %s", [place.partition for place in places])
+        log.info("Assigned partitions %s", [partition.partition for partition in partitions])
 
-    def _load(self, place: TopicPartition) -> int:
+    def _load(self, commit: TopicPartition) -> int:
         """Loads a partition from the group's commit and returns the offset to read from."""
-        low, _ = self._consumer.get_watermark_offsets(place, timeout=self._patience)
-        assembler = self._assembler(place.partition)
-        partition = AssignedPartition.load(place, low, assembler, self._accept_loss)
-        if partition.progress.start.rebuild > offsets_of(place).rebuild >= 0:
-            gone = SkippedRange(
-                partition=place.partition,
-                first=offsets_of(place).rebuild,
+        low, _ = self._consumer.get_watermark_offsets(commit, timeout=self._patience)
+        assembler = self._assembler(commit.partition)
+        partition = AssignedPartition.load(commit, low, assembler, self._accept_loss)
+        if partition.progress.start.rebuild > offsets_of(commit).rebuild >= 0:
+            lost = SkippedRange(
+                partition=commit.partition,
+                first=offsets_of(commit).rebuild,
                 end=partition.progress.committed,
             )
             log.warning(
                 "Retention deleted records of %s[%d] that open state needed; the state is given up.",
                 self._topic,
-                place.partition,
+                commit.partition,
             )
-            self.lost.append(gone)
-        partition.end = self._ends.get(place.partition)
-        self._partitions[place.partition] = partition
+            self.lost.append(lost)
+        partition.end = self._ends.get(commit.partition)
+        self._partitions[commit.partition] = partition
         return partition.position
 
-    def _revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+    def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Finished work may still be committed; the next owner repeats the rest."""
         self._probe("revoking")
         self.commit()
-        self._forget(places)
-        consumer.incremental_unassign(places)
+        self._forget(partitions)
+        consumer.incremental_unassign(partitions)
 
-    def _lose(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        self._forget(places)
-        consumer.incremental_unassign(places)
+    def _lose(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._forget(partitions)
+        consumer.incremental_unassign(partitions)
 
-    def _forget(self, places: Iterable[TopicPartition]) -> None:
-        for place in places:
-            self._partitions.pop(place.partition, None)
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            self._partitions.pop(partition.partition, None)
         self._is_proven = False
-        log.info("Gave up partitions %s", [place.partition for place in places])
+        log.info("Gave up partitions %s", [partition.partition for partition in partitions])
 
     def _abandon(self) -> None:
         """After an error nothing more is committed; a restart reads the same records again."""

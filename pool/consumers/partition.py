@@ -42,24 +42,28 @@ class AssignedPartition(Generic[ItemT]):
 
     @classmethod
     def load(
-        cls, place: TopicPartition, low: int, assembler: Assembler[ItemT], accept_loss: bool = False
+        cls,
+        commit: TopicPartition,
+        low: int,
+        assembler: Assembler[ItemT],
+        accept_loss: bool = False,
     ) -> "AssignedPartition[ItemT]":
         """The partition as of the group's commit; `low` is the first offset that the log still holds.
         With `accept_loss`, state whose records are gone is given up."""
-        committed = place.offset if place.offset >= 0 else low
-        bookmark = Bookmark.parse(place.metadata if place.offset >= 0 else None, committed)
+        committed = commit.offset if commit.offset >= 0 else low
+        bookmark = Bookmark.parse(commit.metadata if commit.offset >= 0 else None, committed)
         if bookmark.rebuild < low and accept_loss:
             committed = max(committed, low)
             bookmark = Bookmark(committed, ())
         elif bookmark.rebuild < low:
             raise OffsetLost(
                 f"Retention has deleted records that open state needs: "
-                f"{place.topic}[{place.partition}] begins at offset {low}, the state at offset "
+                f"{commit.topic}[{commit.partition}] begins at offset {low}, the state at offset "
                 f"{bookmark.rebuild}"
             )
-        progress = Progress(place.partition, assembler, committed, bookmark)
+        progress = Progress(commit.partition, assembler, committed, bookmark)
         start = max(low, min(progress.read_from(), committed))
-        return cls(place.topic, progress, saved_at(place), start)
+        return cls(commit.topic, progress, saved_at(commit), start)
 
     def receive(self, message: Message, codec: Codec) -> list[WorkItem[ItemT]]:
         """Takes the next message and returns the work that it makes ready."""
@@ -129,14 +133,14 @@ class AssignedPartition(Generic[ItemT]):
             )
 
 
-def saved_at(place: TopicPartition) -> tuple[int, str]:
-    return place.offset, strip_mark(place.metadata or "")
+def saved_at(commit: TopicPartition) -> tuple[int, str]:
+    return commit.offset, strip_mark(commit.metadata or "")
 
 
-def offsets_of(place: TopicPartition) -> PartitionOffsets:
+def offsets_of(commit: TopicPartition) -> PartitionOffsets:
     """A commit as the ledger records it."""
-    rebuild = Bookmark.parse(place.metadata, place.offset).rebuild
-    return PartitionOffsets(partition=place.partition, committed=place.offset, rebuild=rebuild)
+    rebuild = Bookmark.parse(commit.metadata, commit.offset).rebuild
+    return PartitionOffsets(partition=commit.partition, committed=commit.offset, rebuild=rebuild)
 
 
 def _headers(message: Message) -> list[tuple[str, bytes]]:

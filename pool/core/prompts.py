@@ -77,16 +77,13 @@ def prefix_hash(packed_ids: bytes) -> int:
 
 def common_prefix(left: bytes, right: bytes) -> int:
     """Bytes of the common prefix, in whole ids. A binary search, since slices compare in C."""
-    known, limit = 0, min(len(left), len(right)) // ID_BYTES
-    if left[: limit * ID_BYTES] == right[: limit * ID_BYTES]:
-        return limit * ID_BYTES
-    while known < limit - 1:
-        middle = (known + limit) // 2
-        if (
-            left[known * ID_BYTES : middle * ID_BYTES]
-            == right[known * ID_BYTES : middle * ID_BYTES]
-        ):
-            known = middle
+    low, high = 0, min(len(left), len(right)) // ID_BYTES
+    if left[: high * ID_BYTES] == right[: high * ID_BYTES]:
+        return high * ID_BYTES
+    while low < high - 1:
+        middle = (low + high) // 2
+        if left[low * ID_BYTES : middle * ID_BYTES] == right[low * ID_BYTES : middle * ID_BYTES]:
+            low = middle
         else:
-            limit = middle
-    return known * ID_BYTES
+            high = middle
+    return low * ID_BYTES

@@ -12,7 +12,7 @@ from pool.connection import Connection
 from pool.core.progress import Received
 from pool.core.scored_groups import trajectories_of
 from pool.core.trajectories import MEMORY, StrayReason, StrayRecord, Trajectory, TrajectoryAssembler
-from pool.readers.scan import Scan, received
+from pool.readers.scan import Scan, decode_message
 from pool.readers.selection import Selection, SelectionSettings, find_ranges
 from pool.topics import STEPS
 from schemas import Codec, SchemaError, ScoredGroup, TrajectoryEnd
@@ -82,7 +82,7 @@ class Dataset:
             if message.value() is None:
                 continue
             try:
-                one = received(message, self._codec)
+                one = decode_message(message, self._codec)
             except SchemaError:
                 self.unreadable += 1
             else:

@@ -63,20 +63,20 @@ async def _read(
             wanted[group.partition].update(member.offsets)
     starts = {partition: min(offsets) for partition, offsets in wanted.items()}
     ends = {partition: max(offsets) + 1 for partition, offsets in wanted.items()}
-    found: dict[tuple[int, int], Received] = {}
+    records: dict[tuple[int, int], Received] = {}
     async for message in reader.read(starts, ends):
         if message.offset in wanted[message.partition] and message.value is not None:
-            place = (message.partition, message.offset)
+            position = (message.partition, message.offset)
             trace = traceparent_of(message.headers)
-            found[place] = Received(codec.decode(message.value), *place, trace)
-    missing = [(p, o) for p, offsets in wanted.items() for o in offsets if (p, o) not in found]
+            records[position] = Received(codec.decode(message.value), *position, trace)
+    missing = [(p, o) for p, offsets in wanted.items() for o in offsets if (p, o) not in records]
     if missing:
         partition, offset = min(missing)
         raise OffsetLost(
             f"{len(missing)} records of the batch are no longer in the log; the first is offset "
             f"{offset} of partition {partition}"
         )
-    return found
+    return records
 
 
 def _group(decided: DecidedGroup, records: dict[tuple[int, int], Received]) -> Group:

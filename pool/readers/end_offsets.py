@@ -22,8 +22,8 @@ class EndOffsets:
 
     def __init__(self, connection: Connection, *topics: str) -> None:
         self._connection = connection
-        found = find_topics(connection)
-        self._partitions = {topic: found[topic].partitions for topic in topics}
+        layouts = find_topics(connection)
+        self._partitions = {topic: layouts[topic].partitions for topic in topics}
         self._admin = AdminClient(connection.confluent())
 
     def sample(self) -> dict[str, list[int]]:

@@ -4,7 +4,7 @@ Readers see committed records only, in the order of their partition. They commit
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import NamedTuple
@@ -35,30 +35,32 @@ class TopicReader:
         self._consumer = consumer
 
     async def bounds(self, partitions: Sequence[int]) -> dict[int, PartitionBounds]:
-        places = [TopicPartition(self.topic, number) for number in partitions]
+        topic_partitions = self._topic_partitions(partitions)
         with self._mapped_errors():
-            low = await self._consumer.beginning_offsets(places)
-            end = await self._consumer.end_offsets(places)
-        return {place.partition: PartitionBounds(low[place], end[place]) for place in places}
+            low = await self._consumer.beginning_offsets(topic_partitions)
+            end = await self._consumer.end_offsets(topic_partitions)
+        return {key.partition: PartitionBounds(low[key], end[key]) for key in topic_partitions}
 
     async def ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """The offset after the last record of each partition."""
-        places = [TopicPartition(self.topic, number) for number in partitions]
         with self._mapped_errors():
-            found = await self._consumer.end_offsets(places)
-        return {place.partition: found[place] for place in places}
+            ends = await self._consumer.end_offsets(self._topic_partitions(partitions))
+        return {key.partition: offset for key, offset in ends.items()}
 
     async def offsets_at(self, time: datetime, partitions: Sequence[int]) -> dict[int, int]:
         """In each partition the first offset that was written at `time` or later."""
         timestamp = int(time.timestamp() * 1000)
-        places = {TopicPartition(self.topic, number): timestamp for number in partitions}
+        times = dict.fromkeys(self._topic_partitions(partitions), timestamp)
         with self._mapped_errors():
-            found = await self._consumer.offsets_for_times(places)
+            offsets = await self._consumer.offsets_for_times(times)
         bounds = await self.bounds(partitions)
         return {
-            place.partition: at.offset if at else bounds[place.partition].end
-            for place, at in found.items()
+            key.partition: at.offset if at else bounds[key.partition].end
+            for key, at in offsets.items()
         }
+
+    def _topic_partitions(self, partitions: Iterable[int]) -> list[TopicPartition]:
+        return [TopicPartition(self.topic, number) for number in partitions]
 
     def partition_of(self, key: str) -> int:
         """The partition to which all of our producers write the records of a key."""
@@ -73,10 +75,10 @@ class TopicReader:
         """Records from `starts` on, up to `ends`; without ends it never stops. After each batch `moved`
         is called with the positions, which may lie behind the last record because of transaction
         markers."""
-        places = [TopicPartition(self.topic, number) for number in starts]
-        self._consumer.assign(places)
-        for place in places:
-            self._consumer.seek(place, starts[place.partition])
+        topic_partitions = self._topic_partitions(starts)
+        self._consumer.assign(topic_partitions)
+        for key in topic_partitions:
+            self._consumer.seek(key, starts[key.partition])
         while ends is None or not await self._is_over(ends):
             with self._mapped_errors():
                 batches = await self._consumer.getmany(timeout_ms=200)
@@ -85,13 +87,13 @@ class TopicReader:
                     if ends is None or record.offset < ends[record.partition]:
                         yield record
             if moved is not None:
-                moved({p.partition: await self._consumer.position(p) for p in places})
+                moved({p.partition: await self._consumer.position(p) for p in topic_partitions})
 
     async def read_all(self) -> AsyncIterator[ConsumerRecord]:
         """All records that the topic has at this moment."""
         bounds = await self.bounds(self.partitions)
-        starts = {number: found.low for number, found in bounds.items()}
-        ends = {number: found.end for number, found in bounds.items()}
+        starts = {number: bound.low for number, bound in bounds.items()}
+        ends = {number: bound.end for number, bound in bounds.items()}
         async for record in self.read(starts, ends):
             yield record
 
@@ -122,8 +124,8 @@ async def open_topic(
     """Opens a topic, named without the prefix. `poll_ms` is how long a broker may hold a fetch request
     while there are no new records."""
     name = connection.topic_name(topic)
-    found = await asyncio.to_thread(find_topics, connection)
-    if topic not in found:
+    layouts = await asyncio.to_thread(find_topics, connection)
+    if topic not in layouts:
         raise TopicMismatch(
             f"Topic {name} does not exist at {connection.bootstrap}; "
             "`steplog topics list` shows those that do"
@@ -139,7 +141,7 @@ async def open_topic(
             retry_backoff_ms=20,
         )
     )
-    reader = TopicReader(name, found[topic].partitions, consumer)
+    reader = TopicReader(name, layouts[topic].partitions, consumer)
     try:
         await consumer.start()
         await asyncio.sleep(0)  # aiokafka cannot stop tasks that have not begun

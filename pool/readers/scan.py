@@ -93,11 +93,11 @@ class Scan:
 
     def batches(self) -> Iterator[list[Message]]:
         """Messages as they are fetched. An empty batch means that some time has passed."""
-        places = [
+        partitions = [
             TopicPartition(self.topic, number, range_.first)
             for number, range_ in self.ranges.items()
         ]
-        self._consumer.assign(places)
+        self._consumer.assign(partitions)
         open_, silent = set(self.ranges), 0.0
         while open_:
             messages = self._consumer.consume(BATCH, POLL)
@@ -110,14 +110,14 @@ class Scan:
             for message in messages:
                 partition, offset = message.partition() or 0, message.offset() or 0
                 if (error := message.error()) is not None:
-                    self._note(error, partition, offset)
+                    self._handle_error(error, partition, offset)
                 elif partition in open_ and offset < self.ranges[partition].end:
                     self._fetched[partition] = offset + 1
                     taken.append(message)
-            open_ -= self._ended(open_)
+            open_ -= self._read_to_end(open_)
             yield taken
 
-    def _note(self, error: KafkaError, partition: int, offset: int) -> None:
+    def _handle_error(self, error: KafkaError, partition: int, offset: int) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
             self._fetched[partition] = min(offset, self.ranges[partition].end)
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
@@ -128,19 +128,19 @@ class Scan:
         elif error.fatal():
             raise BrokerUnavailable(f"{self.topic} cannot be read: {error.str()}")
 
-    def _ended(self, open_: set[int]) -> set[int]:
+    def _read_to_end(self, open_: set[int]) -> set[int]:
         """Partitions whose range is read; only transaction markers may follow its last record."""
-        places = [TopicPartition(self.topic, number) for number in open_]
+        partitions = [TopicPartition(self.topic, number) for number in open_]
         try:
-            found = self._consumer.position(places)
+            positions = self._consumer.position(partitions)
         except KafkaException as error:
             raise BrokerUnavailable(
                 f"{self.topic} cannot be read: {error.args[0].str()}"
             ) from error
         over = {
-            place.partition
-            for place in found
-            if max(place.offset, self._fetched[place.partition]) >= self.ranges[place.partition].end
+            at.partition
+            for at in positions
+            if max(at.offset, self._fetched[at.partition]) >= self.ranges[at.partition].end
         }
         for number in over:
             self._fetched[number] = self.ranges[number].end
@@ -151,7 +151,7 @@ class Scan:
         return over
 
 
-def received(message: Message, codec: Codec) -> Received:
+def decode_message(message: Message, codec: Codec) -> Received:
     """Decodes a message; raises Fatal when a later version of steplog wrote it."""
     value = message.value()
     assert value is not None, "a tombstone has no record"

@@ -180,17 +180,17 @@ async def _find_ranges(
         end = await _offsets(reader, settings.until, {n: b.end for n, b in bounds.items()})
     _check_kept(name, settings.from_, bounds)
     marks = await _version_marks(connection, topic, settings)
-    found = {
+    ranges = {
         n: OffsetRange(max(first[n], marks.get(n, 0), bound.low), min(end[n], bound.end))
         for n, bound in bounds.items()
     }
-    if all(range_.first >= range_.end for range_ in found.values()):
+    if all(range_.first >= range_.end for range_ in ranges.values()):
         held = ", ".join(f"{n}: {b.low}-{b.end}" for n, b in bounds.items())
         raise Fatal(f"The range selects nothing of {name}; its partitions have the offsets {held}")
     return TopicRanges(
         {
             n: OffsetRange(range_.first, max(range_.first, range_.end))
-            for n, range_ in found.items()
+            for n, range_ in ranges.items()
         },
         {n: bound.low for n, bound in bounds.items()},
     )
@@ -211,9 +211,9 @@ def _check_kept(name: str, start: Point | None, bounds: Mapping[int, PartitionBo
     error: it means the log's beginning."""
     if not isinstance(start, int):
         return
-    gone = {n: bound.low for n, bound in bounds.items() if start < bound.low}
-    if start > 0 and gone:
-        number, low = min(gone.items())
+    expired = {n: bound.low for n, bound in bounds.items() if start < bound.low}
+    if start > 0 and expired:
+        number, low = min(expired.items())
         raise OffsetLost(
             f"Offset {start} of partition {number} of {name} has expired; the partition begins at {low}"
         )

@@ -18,7 +18,7 @@ from pool.connection import Connection
 from pool.core.progress import Received
 from pool.core.scored_groups import posted_group_uid, trajectories_of
 from pool.readers.reader import open_topic
-from pool.readers.scan import OffsetRange, Scan, received
+from pool.readers.scan import OffsetRange, Scan, decode_message
 from pool.topics import REWARDED, STEPS, TOPICS, TRAJECTORIES, find_topics, spec_of
 from replay.lineage.outcomes import Mention
 from schemas import Codec, Registration, ScoredGroup
@@ -118,7 +118,7 @@ class TrajectorySearch:
             task = progress.add_task(f"searching {scan.topic}", total=scan.total)
             for message in scan:
                 if uid_bytes in (message.value() or b""):
-                    candidates.append(received(message, self._codec))
+                    candidates.append(decode_message(message, self._codec))
                 progress.update(task, completed=scan.done)
         return [candidate for candidate in candidates if self._is_match(candidate)]
 

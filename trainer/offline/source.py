@@ -23,7 +23,7 @@ from pool.core.groups import GroupAssembler
 from pool.core.progress import Progress, WorkItem
 from pool.core.trajectories import StrayRecord
 from pool.producers.output import Output
-from pool.readers.scan import OffsetRange, Scan, received
+from pool.readers.scan import OffsetRange, Scan, decode_message
 from pool.readers.time_order import merge_by_time
 from schemas import PartitionOffsets, SchemaError, SkippedRange
 from servicekit.errors import Fatal
@@ -117,7 +117,7 @@ class RangeSource:
     def _feed(self, message: Message) -> WorkItem[GroupItem] | None:
         partition = self._partitions[message.partition() or 0]
         try:
-            record = received(message, self._codec)
+            record = decode_message(message, self._codec)
         except SchemaError as error:
             location = f"partition {partition.partition} of {message.topic()}"
             raise Fatal(
