@@ -162,7 +162,7 @@ def ours(
             device=device,
             shard=how.get("shard", False),
         )
-        name = f"{how['name']} ({learner.model.way.kernel}, {learner.model.way.head})"
+        name = f"{how['name']} ({learner.model.mode.kernel}, {learner.model.mode.head})"
         table.best = max(table.best, table.measure(name, batch, lambda: learner.step(batch)))
         if how.get("profile") and how.get("wanted"):
             _profile(learner, batch)
@@ -189,13 +189,13 @@ def same_gradient(tiny: bool, device: Any) -> None:
     batch = batch_of(lengths(8, 100, 300, seed=5), learner.model.causal.config.vocab_size)
     (parts,) = learner.minibatches(batch)
     found = []
-    best = learner.model.way
+    best = learner.model.mode
     for way in (best, type(best)("single", "full")):
-        learner.model.way = way
+        learner.model.mode = way
         for part in parts:
             tokens = learner._tokens(part, len(batch.samples))
             (tokens.current * tokens.advantages).mean().backward()
-        weights = learner.held.parameters.values()
+        weights = learner.trained.parameters.values()
         found.append(torch.cat([weight.grad.flatten() for weight in weights]))
         learner.optimiser.zero_grad(set_to_none=True)
     cosine = torch.nn.functional.cosine_similarity(found[0], found[1], dim=0)

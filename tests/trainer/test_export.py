@@ -21,7 +21,7 @@ def checkpoints(tiny_model: Path, tmp_path: Path) -> Path:
     loss, learning = LossSettings(), LearnerSettings()
     learner = Learner.from_folder(tiny_model, learning, loss)
     with torch.no_grad():
-        for weight in learner.held.parameters.values():
+        for weight in learner.trained.parameters.values():
             weight.add_(0.25)
     about = {"model": str(tiny_model), "loss": loss.model_dump(), "learner": learning.model_dump()}
     Checkpoints(tmp_path / "checkpoints", "run", keep=1).save(3, learner.state(), about)

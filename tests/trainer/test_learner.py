@@ -34,12 +34,12 @@ def gradient_of(made: Learner, batch: Batch) -> torch.Tensor:
         loss, _ = objective(made.loss, made._tokens(part, len(batch.samples)))
         loss.backward()
         total += loss.detach()
-    gradients = [weight.grad.flatten() for weight in made.held.parameters.values()]
+    gradients = [weight.grad.flatten() for weight in made.trained.parameters.values()]
     return torch.cat([*gradients, total])
 
 
 def weights_of(made: Learner) -> torch.Tensor:
-    return torch.cat([weight.detach().flatten() for weight in made.held.parameters.values()])
+    return torch.cat([weight.detach().flatten() for weight in made.trained.parameters.values()])
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -183,8 +183,8 @@ def test_the_proximal_policy_is_the_one_before_the_first_step() -> None:
     asked: list[Tokens] = []
     tokens = made._tokens
 
-    def kept(part: Any, trajectories: int) -> Tokens:
-        asked.append(tokens(part, trajectories))
+    def kept(pack: Any, trajectories: int) -> Tokens:
+        asked.append(tokens(pack, trajectories))
         return asked[-1]
 
     made._tokens = kept  # type: ignore[method-assign]
@@ -256,7 +256,7 @@ def test_gradients_are_clipped() -> None:
     for part in parts:
         objective(made.loss, made._tokens(part, 8))[0].backward()
     assert float(made._clip()) > 1e-3
-    norms = [weight.grad.norm() for weight in made.held.parameters.values()]
+    norms = [weight.grad.norm() for weight in made.trained.parameters.values()]
     assert float(torch.stack(norms).norm()) == pytest.approx(1e-3, rel=1e-3)
 
 

@@ -1,7 +1,7 @@
-"""Rewards become advantages: what a trajectory earned more than its group.
+"""Computes advantages from rewards: how much more a trajectory earned than its group.
 
-Rewards are those of usable members only. A member that failed is not here, so the others get what
-they would have got in a smaller group; a member alone has nothing to be compared with and gets 0.
+Only usable members have rewards here. Without a failed member, the others get what they would get in a
+smaller group; a single member has nothing to be compared with and gets 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ Total = Callable[[Floats], Floats]
 """Sums a small vector over all ranks; every rank has to call it."""
 
 EPSILON = 1e-6
-"""Added to a standard deviation, as verl does."""
+"""Added to a standard deviation, as in verl."""
 
 
 def single_rank(vector: Floats) -> Floats:
-    """The total of a single rank."""
+    """The `Total` of a single rank."""
     return vector
 
 
@@ -35,7 +35,7 @@ def compute_advantages(
     if mode == "group_std":
         return [group / (_sample_std(group) + EPSILON) for group in above]
     if mode == "loo":
-        return [group * _without_self(len(group)) for group in above]
+        return [group * _leave_one_out_factor(len(group)) for group in above]
     return above
 
 
@@ -45,7 +45,7 @@ def _above_mean(group: Floats) -> Floats:
 
 
 def _batch_std(above: Sequence[Floats], total: Total) -> float:
-    """Their mean is 0 in every group; a member alone counts for nothing."""
+    """Standard deviation over all groups. The mean of each is 0; groups of one member are left out."""
     compared = [group for group in above if len(group) > 1]
     own = [sum(len(group) for group in compared), sum(float(group @ group) for group in compared)]
     count, squares = total(np.array(own, np.float64))
@@ -56,6 +56,6 @@ def _sample_std(above: Floats) -> float:
     return float(np.sqrt(above @ above / max(len(above) - 1, 1)))
 
 
-def _without_self(size: int) -> float:
-    """Leaving a member out of its own baseline moves it away from the mean by this factor."""
+def _leave_one_out_factor(size: int) -> float:
+    """The factor by which leaving a member out of its own baseline increases its advantage."""
     return size / (size - 1) if size > 1 else 1.0

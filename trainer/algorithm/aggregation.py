@@ -1,9 +1,9 @@
-"""Which part of the batch's loss a token is: one weight per row, all sums over all ranks.
+"""Computes the weight of a token in the loss of the batch: one weight per row, from sums over all
+ranks.
 
-Only trainable tokens count here. What validity, age, truncation or a failure removed is in no
-denominator; what the trust region masks later stays in it, so a mask never makes other tokens
-louder. The weights of all ranks together sum to 1 in every mean. Where gradients are averaged over
-ranks, the learner multiplies by the number of ranks.
+Only trainable tokens count. Tokens removed because of validity, age, truncation or a failure are in no
+denominator. Tokens that the trust region masks later stay in the denominator, so a mask never increases
+the weight of other tokens. In every mean, the weights of all ranks together sum to 1.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from trainer.algorithm.choices import Aggregation
 
 @dataclass(frozen=True, slots=True)
 class SampleCounts:
-    """The sizes of one trajectory."""
+    """The numbers of trainable tokens of one trajectory."""
 
     group: int
-    """Number of its group, the same on all ranks."""
+    """Index of its group, the same on all ranks."""
     rows: tuple[int, ...]
     """Trainable tokens of each row."""
 
@@ -51,7 +51,9 @@ def token_weights(
         each = np.full(len(counts), _one_over(total(np.array([tokens.sum()]))[0]))
     else:
         trajectories = _one_over(total(np.array([np.count_nonzero(tokens)], np.float64))[0])
-        lengths = tokens if mode == "rollout_mean" else np.full(len(counts), _given(l_const))
+        lengths = (
+            tokens if mode == "rollout_mean" else np.full(len(counts), _require_length(l_const))
+        )
         each = trajectories * _one_over(lengths)
     return [
         np.where(_sizes(sample) > 0, weight, 0.0)
@@ -80,12 +82,12 @@ def _sizes(sample: SampleCounts) -> Floats:
 
 
 def _one_over(count: Floats | float) -> NDArray[np.float64]:
-    """0 where there is nothing to divide by."""
+    """1 / count, and 0 where count is 0."""
     count = np.asarray(count, np.float64)
     return np.divide(1.0, count, out=np.zeros_like(count), where=count > 0)
 
 
-def _given(l_const: int | None) -> float:
+def _require_length(l_const: int | None) -> float:
     if l_const is None:
         raise ValueError("seq_sum_norm needs l_const")
     return float(l_const)

@@ -1,4 +1,4 @@
-"""The names of the choices, and the parameters that each of them uses, with their defaults."""
+"""The names of all losses, modes and masks, and the parameters of each with their defaults."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -22,7 +22,7 @@ LOSS_DEFAULTS: Mapping[LossName, Mapping[str, float]] = {
     "gspo": {"e_lo": 3e-4, "e_hi": 4e-4},
     "decoupled": CLIP,
 }
-"""The parameters that each loss uses; kpop's distance is the one of its authors."""
+"""The parameters that each loss uses; the distance of kpop is the one its authors use."""
 RHO_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "tis": {"rho_hi": 2.0},
     "mask": {"rho_lo": 0.5, "rho_hi": 5.0},
@@ -30,8 +30,8 @@ RHO_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 MASK_DEFAULTS: Mapping[SequenceMask, Mapping[str, float]] = {
     "none": {},
     "geometric": {"sequence_lo": 0.99, "sequence_hi": 1.01},
-    "opsm": {},  # published values differ by a factor of 5,000: opsm_delta has to be given
+    "opsm": {},  # published values differ by a factor of 5,000, so opsm_delta has no default
     "veto": {"sequence_lo": 1e-4, "sequence_hi": 100.0},
 }
 DRIFT_DEFAULTS: Mapping[LossName, float] = {"dppo_tv": 1e-3, "kpop": 1e-3}
-"""Weight of the drift term; 0 for all others."""
+"""Weight of the drift term; 0 for all other losses."""

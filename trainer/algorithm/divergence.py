@@ -1,4 +1,4 @@
-"""Divergences of policies, estimated at sampled tokens."""
+"""KL divergences between policies, estimated at sampled tokens."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,14 @@ from trainer.algorithm.choices import KLEstimator
 
 LOG_LIMIT = 20.0
 K3_LIMIT = 10.0
-"""A token that the reference finds much more likely would otherwise be the whole gradient."""
+"""Limit of k3; a token that is much more likely under the reference would otherwise dominate the
+gradient."""
 NEARLY_ONE = -1e-6
-"""Largest log-prob in a binary KL; a probability of 1 leaves nothing for the other event."""
+"""Largest log-prob in a binary KL; at probability 1 the other event would have probability 0."""
 
 
 def reference_kl(current: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
-    """The KL of the current policy to the reference, with the current one's gradient."""
+    """The KL divergence of the current policy from the reference, with gradient for the current one."""
     x = (reference - current).clamp(-LOG_LIMIT, LOG_LIMIT)
     if estimator == "k1":
         return -x
@@ -23,12 +24,12 @@ def reference_kl(current: Tensor, reference: Tensor, estimator: KLEstimator) -> 
 
 
 def k3(x: Tensor) -> Tensor:
-    """exp(x) - x - 1: never negative; expm1 keeps what rounding would take from a small x."""
+    """exp(x) - x - 1, which is never negative; expm1 keeps the precision for small x."""
     return x.expm1() - x
 
 
 def binary_kl(of: Tensor, to: Tensor) -> Tensor:
-    """The KL between two coins: this token, or any other one."""
+    """The KL divergence of two binary distributions: this token, or any other one."""
     x, y = of.clamp(max=NEARLY_ONE), to.clamp(max=NEARLY_ONE)
     others, others_to = -torch.expm1(x), -torch.expm1(y)
     return x.exp() * (x - y) + others * (others.log() - others_to.log())

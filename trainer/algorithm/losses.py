@@ -1,8 +1,9 @@
-"""The losses of a token, each a pure function of flat tensors; all are minimised.
+"""The losses of a token, each a pure function of flat tensors; all are minimized.
 
-`current` and what is made from it carries the gradient. A weight that must not is detached here,
-in one place per loss. Parameters have the names of `LossSettings`. A token whose gradient is cut off
-is still in the batch's denominator, and still has the regularisers that `objective` adds.
+`current` and what is computed from it carries the gradient. A weight that must not carry one is
+detached here, in one place per loss. Parameters have the names of `LossSettings`. A token whose
+gradient is masked still counts in the denominator of the batch and still gets the regularizers that
+`objective` adds.
 """
 
 from typing import NamedTuple
@@ -13,11 +14,12 @@ from torch import Tensor
 from trainer.algorithm.divergence import binary_kl
 
 LOG_RATIO_LIMIT = 20.0
-"""exp of it is far beyond every trust region, and its square still fits into a float32."""
+"""Its exponential is far beyond every trust region, and the square of that still fits into a
+float32."""
 
 
 class TokenLoss(NamedTuple):
-    """l_t, and where the trust region held the gradient back: the ratio was too high, too low."""
+    """The loss l_t, and where the trust region masked it because the ratio was too high or too low."""
 
     loss: Tensor
     high: Tensor
@@ -37,7 +39,7 @@ def dppo_tv(
     d_hi: float,
     ratio_cap: float,
 ) -> TokenLoss:
-    """Masks a token that has moved in probability further than it should in its direction."""
+    """Masks a token whose probability has already moved too far in the direction of its advantage."""
     now = current.detach()
     moved = now.exp() - behaviour.exp()
     high = (advantages > 0) & (moved > d_hi)
@@ -51,7 +53,7 @@ def ppo_clip(
 ) -> TokenLoss:
     ratio = bounded(log_ratio).exp()
     gain = torch.min(ratio * advantages, ratio.clamp(1 - e_lo, 1 + e_hi) * advantages)
-    # Without a floor, one large ratio with a negative advantage outweighs the batch.
+    # Without a floor, one large ratio with a negative advantage would dominate the batch.
     floor = torch.where(advantages < 0, dual_clip * advantages, -torch.inf)
     down = advantages < 0
     high = torch.where(down, ratio > dual_clip, (ratio > 1 + e_hi) & (advantages > 0))
@@ -61,7 +63,7 @@ def ppo_clip(
 def cispo(
     current: Tensor, log_ratio: Tensor, advantages: Tensor, *, e_lo: float, e_hi: float
 ) -> TokenLoss:
-    """Clips the weight of a token, never its gradient."""
+    """Clips the weight of a token, but never removes its gradient."""
     ratio = bounded(log_ratio.detach()).exp()
     weight = ratio.clamp(1 - e_lo, 1 + e_hi)
     return TokenLoss(-weight * advantages * current, ratio > 1 + e_hi, ratio < 1 - e_lo)
@@ -90,7 +92,7 @@ def kpop(
 def gspo(
     current: Tensor, mean_log_ratio: Tensor, advantages: Tensor, *, e_lo: float, e_hi: float
 ) -> TokenLoss:
-    """One ratio for a whole trajectory; `mean_log_ratio` is that of the token's trajectory."""
+    """Clips one ratio per trajectory; `mean_log_ratio` is the mean of the token's trajectory."""
     level = bounded(mean_log_ratio.detach()).exp()
     ratio = level * (current - current.detach()).exp()
     gain = torch.min(ratio * advantages, ratio.clamp(1 - e_lo, 1 + e_hi) * advantages)
@@ -110,9 +112,9 @@ def decoupled(
     rho_hi: float,
     rho_lo: float | None = None,
 ) -> TokenLoss:
-    """PPO around the proximal policy, weighted by the way from sampling to it.
+    """PPO around the proximal policy, weighted by its ratio rho to the policy that sampled.
 
-    The weight is cut off at `rho_hi`; with `rho_lo` too, it is 0 outside of the two.
+    The weight is truncated at `rho_hi`; if `rho_lo` is set too, it is 0 outside of both bounds.
     """
     clipped = ppo_clip(log_ratio, advantages, e_lo=e_lo, e_hi=e_hi, dual_clip=dual_clip)
     rho = bounded(log_rho.detach()).exp()

@@ -1,6 +1,7 @@
-"""Sequence-level rejection: which trajectories are kept, one answer each; at most one rule at a time.
+"""Sequence-level rejection: for each trajectory, whether it is kept. At most one rule is active.
 
-Means over tokens, never products: on long rows a product leaves every bound by noise alone.
+Rules use means over tokens, never products: on long rows, noise alone moves a product out of any
+bounds.
 """
 
 import math
@@ -9,22 +10,22 @@ from torch import Tensor
 
 
 def geometric(mean_log_ratio: Tensor, *, sequence_lo: float, sequence_hi: float) -> Tensor:
-    """Keep a trajectory whose mean ratio lies within bounds; it does not depend on length."""
+    """Keeps a trajectory if its geometric mean ratio is within bounds, whatever its length."""
     return _within(mean_log_ratio, sequence_lo, sequence_hi)
 
 
 def opsm(mean_log_ratio: Tensor, advantages: Tensor, *, opsm_delta: float) -> Tensor:
-    """Drop a bad trajectory that the policy has moved away from already."""
+    """Drops a trajectory with a negative advantage that the policy has already moved away from."""
     return ~((advantages < 0) & (-mean_log_ratio > opsm_delta))
 
 
 def veto(
     log_ratio: Tensor, samples: Tensor, count: int, *, sequence_lo: float, sequence_hi: float
 ) -> Tensor:
-    """Drop a trajectory with any token of an impossible ratio."""
+    """Drops a trajectory that has any token with a ratio out of bounds."""
     outside = ~_within(log_ratio, sequence_lo, sequence_hi)
-    found = log_ratio.new_zeros(count).index_add_(0, samples, outside.to(log_ratio.dtype))
-    return found == 0
+    violations = log_ratio.new_zeros(count).index_add_(0, samples, outside.to(log_ratio.dtype))
+    return violations == 0
 
 
 def _within(log_ratio: Tensor, low: float, high: float) -> Tensor:

@@ -1,9 +1,9 @@
-"""From the trainable tokens of a pack to the number that is minimised.
+"""Computes the loss of a pack from its trainable tokens.
 
     loss = sum over tokens of  weight * (policy term + drift + KL to the reference - entropy)
 
-A sequence mask takes the policy term of the trajectories it rejects, the trust region that of single
-tokens. The other terms hold on every token, and every token keeps its weight.
+A sequence mask removes the policy term of the trajectories it rejects, the trust region that of single
+tokens. The other terms apply to every token, and every token keeps its weight.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from trainer.algorithm.settings import LossSettings
 from trainer.algorithm.statistics import PackStatistics, pack_statistics
 
 ENTROPY_WEIGHT_LIMIT = 20.0
-"""Largest weight of a token in the entropy bonus, as in the default loss."""
+"""Largest weight of a token in the entropy bonus, the same as in the default loss."""
 
 
 @dataclass(slots=True)
@@ -26,30 +26,30 @@ class Tokens:
     """The trainable tokens of one pack, flat; every tensor is [N]."""
 
     current: Tensor
-    """c_t, float32, with the gradient."""
+    """c_t: log-probs under the current policy, float32, with gradient."""
     behaviour: Tensor
-    """b_t, float32."""
+    """b_t: log-probs at sampling, float32."""
     advantages: Tensor
     """A_i of the token's trajectory, float32."""
     weights: Tensor
-    """Which part of the loss the token is (`aggregation`), float32."""
+    """Weight of the token in the loss of the batch (see `aggregation`), float32."""
     samples: Tensor
-    """Which trajectory, int64."""
+    """Index of the token's trajectory, int64."""
     ages: Tensor
-    """Versions since the token was sampled, int64."""
+    """Age of the token in versions, int64; -1 if unknown."""
     entropy: Tensor
-    """Of the distribution that the token was drawn from, at c_t's temperature, without gradient."""
+    """Entropy of the current distribution at the token, at its temperature, without gradient."""
     proximal: Tensor | None = None
-    """p_t, where `needs_proximal`."""
+    """p_t: log-probs under the proximal policy, if `needs_proximal`."""
     reference: Tensor | None = None
-    """f_t, where `needs_reference`."""
+    """f_t: log-probs under the reference model, if `needs_reference`."""
     trajectories: int | None = None
-    """Where it is given, `samples` number the trajectories of the whole batch of this rank, of which
-    there are so many. Otherwise they number those of the pack, and counting waits for the device."""
+    """Number of trajectories in this rank's part of the batch, if `samples` are indices in it. If None,
+    `samples` are indices in the pack, and counting them waits for the device."""
 
 
 def objective(settings: LossSettings, tokens: Tokens) -> tuple[Tensor, PackStatistics]:
-    """The pack's part of the loss, with its gradient, and what was seen on the way."""
+    """The pack's part of the loss, with gradient, and the statistics of its tokens."""
     gap = tokens.current - tokens.behaviour
     drift = gap.detach()
     count = _count(tokens)
@@ -85,31 +85,33 @@ def objective(settings: LossSettings, tokens: Tokens) -> tuple[Tensor, PackStati
 
 def _policy(settings: LossSettings, tokens: Tokens, gap: Tensor, means: Tensor) -> TokenLoss:
     current, behaviour, advantages = tokens.current, tokens.behaviour, tokens.advantages
-    given = settings.loss_parameters
+    parameters = settings.loss_parameters
     match settings.loss:
         case "dppo_tv":
-            return losses.dppo_tv(current, behaviour, advantages, **given)
+            return losses.dppo_tv(current, behaviour, advantages, **parameters)
         case "ppo_clip":
-            return losses.ppo_clip(gap, advantages, **given)
+            return losses.ppo_clip(gap, advantages, **parameters)
         case "cispo":
-            return losses.cispo(current, gap, advantages, **given)
+            return losses.cispo(current, gap, advantages, **parameters)
         case "icepop":
-            return losses.icepop(current, gap, advantages, **given)
+            return losses.icepop(current, gap, advantages, **parameters)
         case "kpop":
-            return losses.kpop(current, behaviour, advantages, **given)
+            return losses.kpop(current, behaviour, advantages, **parameters)
         case "gspo":
-            return losses.gspo(current, means[tokens.samples], advantages, **given)
+            return losses.gspo(current, means[tokens.samples], advantages, **parameters)
         case "decoupled":
-            near = _proximal(settings, tokens)
-            both = given | settings.rho_parameters
-            return losses.decoupled(current - near, near - behaviour, advantages, **both)
+            proximal = _proximal(settings, tokens)
+            parameters = parameters | settings.rho_parameters
+            return losses.decoupled(
+                current - proximal, proximal - behaviour, advantages, **parameters
+            )
 
 
 def _proximal(settings: LossSettings, tokens: Tokens) -> Tensor:
-    """p_t: log-linear between sampling and the version that this step makes, or recomputed."""
+    """p_t: interpolated log-linearly between sampling and the current policy by age, or recomputed."""
     now = tokens.current.detach()
     if settings.proximal == "loglinear":
-        ages = tokens.ages.clamp(min=0).to(now.dtype)  # -1: nobody knows
+        ages = tokens.ages.clamp(min=0).to(now.dtype)  # -1 means unknown
         return tokens.behaviour + ages / (ages + 1) * (now - tokens.behaviour)
     return _recomputed(settings, tokens)
 
@@ -118,23 +120,23 @@ def _recomputed(settings: LossSettings, tokens: Tokens) -> Tensor:
     if tokens.proximal is not None:
         return tokens.proximal
     if settings.needs_proximal:
-        raise ValueError("these settings need the proximal log-probs, and the tokens have none")
+        raise ValueError("these settings need proximal log-probs, and the tokens have none")
     return tokens.current.detach()
 
 
 def _kept(settings: LossSettings, tokens: Tokens, drift: Tensor, means: Tensor) -> Tensor | None:
-    """For each trajectory, whether it is kept; None where none can be rejected."""
+    """For each trajectory, whether it is kept; None if no rule is active."""
     samples, count, bounds = tokens.samples, len(means), settings.mask_parameters
     match settings.sequence_mask:
         case "geometric":
-            # A log-linear p_t is b_t at age 0 and would hide a mismatch of the engines.
+            # A log-linear p_t equals b_t at age 0 and would hide a mismatch with the engines.
             if settings.needs_proximal:
-                near = (_recomputed(settings, tokens) - tokens.behaviour).unsqueeze(1)
-                ones = torch.ones_like(near)
-                means = _means(_by_trajectory(torch.cat([near, ones], 1), samples, count))
+                log_rho = (_recomputed(settings, tokens) - tokens.behaviour).unsqueeze(1)
+                ones = torch.ones_like(log_rho)
+                means = _means(_by_trajectory(torch.cat([log_rho, ones], 1), samples, count))
             return masks.geometric(means, **bounds)
         case "opsm":
-            # All tokens of a trajectory have its advantage, so any of them may write it.
+            # All tokens of a trajectory have the same advantage, so any of them may set it.
             own = means.new_zeros(count).index_copy(0, samples, tokens.advantages)
             return masks.opsm(means, own, opsm_delta=settings.opsm_delta or 0.0)
         case "veto":
@@ -147,15 +149,15 @@ def _reference_kl(settings: LossSettings, tokens: Tokens) -> Tensor | None:
     if not settings.needs_reference:
         return None
     if tokens.reference is None:
-        raise ValueError("these settings need the reference's log-probs, and the tokens have none")
+        raise ValueError("these settings need log-probs of the reference, and the tokens have none")
     return reference_kl(tokens.current, tokens.reference, settings.kl_estimator or "k3")
 
 
 def _entropy_descent(tokens: Tokens, drift: Tensor) -> Tensor:
-    """A term whose gradient is that of minus the entropy, on average over sampled tokens.
+    """A term whose gradient equals, on average over sampled tokens, that of the negative entropy.
 
-    Tokens more likely than usual at their place are pushed down. Its value means nothing; it needs
-    no gradient through all logits.
+    It lowers the probability of tokens that are more likely than average at their position. Its value
+    has no meaning. It needs no gradient through all logits.
     """
     surprise = (tokens.current.detach() + tokens.entropy) * tokens.current
     return bounded(drift).exp().clamp(max=ENTROPY_WEIGHT_LIMIT) * surprise

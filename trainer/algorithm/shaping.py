@@ -1,4 +1,4 @@
-"""Overlong shaping: a reward falls as its trajectory comes close to the longest that is allowed."""
+"""Overlong shaping: lowers the reward of trajectories close to the largest allowed length."""
 
 from trainer.algorithm.settings import LossSettings
 

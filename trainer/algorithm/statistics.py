@@ -1,7 +1,7 @@
-"""What the tokens of a step look like, gathered without waiting for the device.
+"""Statistics of the tokens of a step, collected without waiting for the device.
 
-Every pack leaves a few sums. Packs and ranks are put together by addition; nothing is divided and
-nothing leaves the device before `metrics`, once per step.
+Every pack yields a few sums, which are added up over packs and ranks. Nothing is divided and nothing
+leaves the device before `metrics`, which is called once per step.
 """
 
 from __future__ import annotations
@@ -44,28 +44,29 @@ MEANS = {
     "age_mean": "age",
     "entropy": "entropy",
 }
-"""Metrics that are a sum over tokens, divided by their number."""
+"""Metrics that are means over tokens, and the sums that they are computed from."""
 PEAKS = ("ratio_max", "age_max", "minus_age_min")
 PERCENTILES = (1, 50, 99)
 
 
 @dataclass(frozen=True, slots=True)
 class PackStatistics:
-    """Of one pack, or of everything that was added up."""
+    """Statistics of one pack, or of all packs that were added up."""
 
     sums: Tensor
     """[SUMS], float64."""
     peaks: Tensor
     """[PEAKS], float64; minus infinity without tokens."""
     trajectories: Tensor
-    """[S, 3], float64, for each trajectory: sum of c - b, tokens, times it was rejected."""
+    """[S, 3], float64: for each trajectory the sum of c - b, its tokens, and how often it was
+    rejected."""
     numbered: bool
-    """Whether place s is the same trajectory in all packs of this rank, so that a trajectory may lie
-    in several packs; otherwise every pack has trajectories of its own."""
+    """Whether index s is the same trajectory in all packs of this rank, so that a trajectory may lie in
+    several packs. Otherwise every pack has its own trajectories."""
 
     def __add__(self, other: PackStatistics) -> PackStatistics:
         if self.numbered != other.numbered:
-            raise ValueError("give the number of trajectories with all packs, or with none")
+            raise ValueError("pass the number of trajectories with all packs, or with none")
         return PackStatistics(
             self.sums + other.sums,
             torch.maximum(self.peaks, other.peaks),
@@ -76,23 +77,23 @@ class PackStatistics:
         )
 
     def over_ranks(self) -> PackStatistics:
-        """The same of all ranks together; each of them has to call it."""
+        """The statistics of all ranks together; every rank has to call it."""
         if not distributed.is_initialized() or distributed.get_world_size() == 1:
             return self
         sums, peaks = self.sums.clone(), self.peaks.clone()
         distributed.all_reduce(sums)
         distributed.all_reduce(peaks, distributed.ReduceOp.MAX)
-        return PackStatistics(sums, peaks, _joined(self.trajectories), False)
+        return PackStatistics(sums, peaks, _gather_trajectories(self.trajectories), False)
 
     def metrics(self) -> dict[str, float]:
-        """Waits for the device. Means are over tokens; what nothing was seen of is left out."""
+        """Waits for the device. Means are over tokens; values without data are left out."""
         sums = dict(zip(SUMS, self.sums.tolist(), strict=True))
         peaks = dict(zip(PEAKS, self.peaks.tolist(), strict=True))
         tokens, fresh = sums["tokens"], sums["fresh"]
         if not tokens:
             return {"tokens": 0.0}
         means = {name: sums[column] / tokens for name, column in MEANS.items()}
-        found = means | {
+        metrics = means | {
             "tokens": tokens,
             "tokens_age_0": fresh,
             "loss": sums["loss"],
@@ -102,10 +103,10 @@ class PackStatistics:
             "age_min": -peaks["minus_age_min"],
         }
         if fresh:
-            found["logprob_difference_age_0"] = sums["difference_fresh"] / fresh
+            metrics["logprob_difference_age_0"] = sums["difference_fresh"] / fresh
         if sums["compared"]:
-            found["kl"] = sums["reference_kl"] / sums["compared"]
-        return found | _of_trajectories(self.trajectories.cpu().numpy())
+            metrics["kl"] = sums["reference_kl"] / sums["compared"]
+        return metrics | _trajectory_metrics(self.trajectories.cpu().numpy())
 
 
 def pack_statistics(
@@ -122,9 +123,11 @@ def pack_statistics(
     kept: Tensor | None,
     numbered: bool,
 ) -> PackStatistics:
-    """From flat tensors without gradient; `gap` is c - b and `loss` each token's part of the loss.
+    """Statistics from flat tensors without gradient; `gap` is c - b, and `loss` the weighted loss per
+    token.
 
-    `trajectories` has each one's sum of `gap` and tokens; `kept` is None where all of them are.
+    `trajectories` has the sum of `gap` and the number of tokens of each; `kept` is None if all are
+    kept.
     """
     log_ratio = bounded(gap)
     ratio, difference, fresh = log_ratio.exp(), gap.abs(), ages == 0
@@ -147,16 +150,16 @@ def pack_statistics(
         *((nothing, nothing) if reference_kl is None else (one, reference_kl)),
     )
     sums = torch.stack([column.to(gap.dtype) for column in columns]).sum(1, dtype=torch.float64)
-    # What stands in front of the tokens is the answer of a pack that has none.
+    # The padding in front of the tokens is the result of a pack without tokens.
     extremes = torch.stack([ratio, ages.to(gap.dtype), -ages.to(gap.dtype)])
     peaks = torch.nn.functional.pad(extremes, (1, 0), value=-torch.inf).amax(1)
-    refused = torch.zeros_like(trajectories[:, 0]) if kept is None else ~kept
-    each = torch.cat([trajectories, refused.to(gap.dtype).unsqueeze(1)], 1)
+    rejections = torch.zeros_like(trajectories[:, 0]) if kept is None else ~kept
+    each = torch.cat([trajectories, rejections.to(gap.dtype).unsqueeze(1)], 1)
     return PackStatistics(sums, peaks.double(), each.double(), numbered)
 
 
-def _joined(trajectories: Tensor) -> Tensor:
-    """Those of all ranks, one after another; ranks have different numbers of them."""
+def _gather_trajectories(trajectories: Tensor) -> Tensor:
+    """The trajectories of all ranks, one after another; ranks may have different numbers of them."""
     ranks = distributed.get_world_size()
     own = torch.tensor([len(trajectories)], device=trajectories.device)
     sizes = [torch.zeros_like(own) for _ in range(ranks)]
@@ -169,12 +172,17 @@ def _joined(trajectories: Tensor) -> Tensor:
     return torch.cat([part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
 
 
-def _of_trajectories(table: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> dict[str, float]:
+def _trajectory_metrics(
+    table: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+) -> dict[str, float]:
     trained = table[table[:, 1] > 0]
     ratios = np.exp(trained[:, 0] / trained[:, 1])
-    marks = np.percentile(ratios, PERCENTILES)
-    found = {f"geo_ratio_p{mark}": float(at) for mark, at in zip(PERCENTILES, marks, strict=True)}
-    return found | {
+    values = np.percentile(ratios, PERCENTILES)
+    percentiles = {
+        f"geo_ratio_p{percentile}": float(value)
+        for percentile, value in zip(PERCENTILES, values, strict=True)
+    }
+    return percentiles | {
         "trajectories": float(len(trained)),
         "rejected_trajectories_fraction": float(np.mean(trained[:, 2] > 0)),
     }

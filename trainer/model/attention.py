@@ -1,11 +1,11 @@
-"""Attention of packed rows: no id sees another row, and nothing is padded.
+"""Attention over packed rows: no id sees another row, and rows are not padded.
 
-It is registered with transformers under one name, and models pass the bounds of the rows on to it as
-they do for flash-attention. Whatever it cannot do (a bias, a cap, sinks) it refuses by name; the
-check of `probing.py` then takes the model's own attention, row by row.
+It is registered with transformers under a name of its own, and models pass the bounds of the rows to it
+as they do for flash-attention. What it does not support (a bias, a cap, sinks) raises
+PackingUnsupported; `mode_search.py` then uses the model's own attention, row by row.
 
-Kernels: `varlen` (torch's, bf16 on GPUs), `flex` (compiled, one block mask per pack), `rows` (one
-call of SDPA per row, anywhere).
+Kernels: `varlen` (torch's, for bf16 on GPUs), `flex` (compiled, one block mask per pack), `rows` (one
+SDPA call per row, on any device).
 """
 
 import inspect
@@ -24,22 +24,22 @@ from trainer.model.pack import Pack
 
 Tensor = Any
 NAME = "steplog_packed"
-REFUSED = ("softcap", "s_aux", "position_bias", "head_mask")
-"""What some models add to attention and the kernels here do not have."""
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
+"""Arguments of attention that some models use and the kernels here do not support."""
 LARGEST_HEAD = 256
 _VARLEN = frozenset(inspect.signature(varlen_attn).parameters) if varlen_attn else frozenset()
 _flex: Any = None
 
 
 def kernels(device: Any, dtype: Any) -> tuple[str, ...]:
-    """Those that may work there, best first."""
+    """The kernels that may work on the device, best first."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return ("rows",)
     return ("varlen", "flex", "rows") if varlen_attn else ("flex", "rows")
 
 
 def arguments(pack: Pack, kernel: str) -> dict[str, Any]:
-    """What the model has to pass on to its attention layers."""
+    """The arguments that the model has to pass to its attention layers."""
     bounds = {
         "cu_seq_lens_q": pack.bounds,
         "cu_seq_lens_k": pack.bounds,
@@ -49,7 +49,7 @@ def arguments(pack: Pack, kernel: str) -> dict[str, Any]:
     if kernel == "flex":
         return bounds | {"row_blocks": _row_blocks(pack)}
     if kernel == "rows":
-        # Only here: under torch.compile every new list of numbers would be a new program.
+        # Only for this kernel: torch.compile would compile a new program for every list of lengths.
         return bounds | {"row_lengths": pack.lengths}
     return bounds
 
@@ -68,13 +68,14 @@ def packed_attention(
     row_blocks: Any = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' interface: heads before positions on the way in, after them on the way out."""
-    _refuse(module, attention_mask, cu_seq_lens_q, others)
+    """The attention interface of transformers: inputs have heads before positions, outputs after
+    them."""
+    _check_supported(module, attention_mask, cu_seq_lens_q, others)
     if row_lengths is not None:
         out = _by_rows(query, key, value, row_lengths, scaling, sliding_window)
     elif row_blocks is not None:
         if sliding_window is not None:
-            raise Unpackable("flex attention has no sliding window here")
+            raise PackingUnsupported("flex attention has no sliding window here")
         out = _flex(query, key, value, block_mask=row_blocks, scale=scaling, enable_gqa=True)
     else:
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -83,22 +84,24 @@ def packed_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-class Unpackable(RuntimeError):
-    """A model asks for what packed rows cannot have; `probing` then takes another way."""
+class PackingUnsupported(RuntimeError):
+    """A model uses a feature that attention over packed rows does not support."""
 
 
-def _refuse(module: Any, mask: Any, bounds: Any, others: dict[str, Any]) -> None:
+def _check_supported(module: Any, mask: Any, bounds: Any, others: dict[str, Any]) -> None:
     if bounds is None:
-        raise Unpackable(f"{type(module).__name__} does not pass on where rows begin")
+        raise PackingUnsupported(
+            f"{type(module).__name__} does not pass the bounds of rows to its attention"
+        )
     causal = others.get("is_causal")
     if (
         mask is not None
         or (getattr(module, "is_causal", True) if causal is None else causal) is False
     ):
-        raise Unpackable(f"{type(module).__name__} has a mask of its own")
-    found = [name for name in REFUSED if others.get(name) is not None]
-    if found:
-        raise Unpackable(f"{type(module).__name__} uses {found[0]}")
+        raise PackingUnsupported(f"{type(module).__name__} has a mask of its own")
+    used = [name for name in UNSUPPORTED if others.get(name) is not None]
+    if used:
+        raise PackingUnsupported(f"{type(module).__name__} uses {used[0]}")
 
 
 def _varlen(
@@ -111,7 +114,7 @@ def _varlen(
     window: int | None,
 ) -> Tensor:
     size, wide = value.shape[-1], query.shape[-1]
-    if size < wide:  # the kernel has one size for all three
+    if size < wide:  # the kernel needs the same size for query, key and value
         value = pad(value, (0, wide - size))
     options: dict[str, Any] = {"scale": scaling}
     left = -1 if window is None else window - 1
@@ -120,7 +123,7 @@ def _varlen(
     elif window is None:
         options["is_causal"] = True
     else:
-        raise Unpackable("this torch has no sliding window for packed rows")
+        raise PackingUnsupported("this torch has no sliding window for packed rows")
     if "enable_gqa" in _VARLEN:
         options["enable_gqa"] = True
     else:
@@ -154,16 +157,16 @@ def _one_row(
 ) -> Tensor:
     length, mask = query.shape[2], None
     if window is not None and window < length:
-        places = torch.arange(length, device=query.device)
-        behind = places[:, None] - places[None, :]
-        mask = (behind >= 0) & (behind < window)
+        positions = torch.arange(length, device=query.device)
+        distance = positions[:, None] - positions[None, :]
+        mask = (distance >= 0) & (distance < window)
     return scaled_dot_product_attention(
         query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=gqa
     )
 
 
 def _row_blocks(pack: Pack) -> Any:
-    """Which blocks of the pack have to look at which."""
+    """The block mask of the pack: which blocks attend to which."""
     global _flex
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -172,11 +175,11 @@ def _row_blocks(pack: Pack) -> Any:
     lengths = pack.bounds.diff()
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
 
-    def visible(_batch: Any, _head: Any, place: Tensor, seen: Tensor) -> Tensor:
-        return (rows[place] == rows[seen]) & (place >= seen)
+    def is_visible(_batch: Any, _head: Any, query: Tensor, key: Tensor) -> Tensor:
+        return (rows[query] == rows[key]) & (query >= key)
 
     size = len(pack.ids)
-    return create_block_mask(visible, None, None, size, size, device=str(pack.ids.device))
+    return create_block_mask(is_visible, None, None, size, size, device=str(pack.ids.device))
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -1,7 +1,7 @@
-"""Models of Hugging Face folders: loaded, given adapters, written back.
+"""Loads models from Hugging Face folders, adds LoRA adapters, and writes weights back.
 
-Weights leave under the names that the model's own checkpoints have, adapters merged, so that an
-engine that can load the folder can take them.
+Weights are exported with adapters merged, under the names that the model's own checkpoints use, so that
+an engine that can load the folder accepts them.
 """
 
 import copy
@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from servicekit.distribution import install_command
 from servicekit.errors import Fatal
-from trainer.model.sharding import Held, whole
+from trainer.model.sharding import TrainedParameters, gather
 from trainer.weights.source import Parameter
 
 Tensor = Any
@@ -29,18 +29,19 @@ ADAPTER = ".lora_"
 
 
 class MissingPackage(Fatal):
-    """An optional package is needed, and is not installed."""
+    """An optional package is needed but not installed."""
 
 
 def load(folder: str | Path) -> Any:
-    """A causal model in float32 on the CPU, ready to be trained in full."""
+    """Loads a causal model in float32 on the CPU, with all weights trainable."""
     transformers_logging.disable_progress_bar()  # the trainer shows its own progress
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
-    return prepared(model)
+    return prepare(model)
 
 
-def prepared(model: Any) -> Any:
-    """Dropout would make the log-probs of training differ from those of sampling."""
+def prepare(model: Any) -> Any:
+    """Sets the model to training without dropout, which would make its log-probs differ from
+    sampling."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -49,7 +50,7 @@ def prepared(model: Any) -> Any:
 
 
 def add_lora(model: Any, rank: int, alpha: float, targets: Sequence[str] | str) -> None:
-    """Trains two thin matrices beside each target in place of the model's weights."""
+    """Adds LoRA adapters to the target modules and freezes all other weights."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -57,22 +58,22 @@ def add_lora(model: Any, rank: int, alpha: float, targets: Sequence[str] | str) 
             f"LoRA needs peft: {install_command('lora')}, or set lora_rank to 0"
         ) from error
     model.requires_grad_(False)
-    chosen = targets if isinstance(targets, str) else list(targets)
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0)
+    target_modules = targets if isinstance(targets, str) else list(targets)
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=target_modules, lora_dropout=0.0)
     inject_adapter_in_model(config, model)
 
 
 class TrainedWeights:
-    """All weights of a model, whole, as `weights/` sends them; reads the masters where there are some.
+    """All weights of a model, unsharded, as `weights/` sends them; taken from the float32 masters.
 
-    Every rank has to iterate, since shards are gathered; one layer is whole at a time.
+    Every rank has to iterate, since shards are gathered; only one layer is gathered at a time.
     """
 
-    def __init__(self, causal: Any, held: Held, dtype: torch.dtype) -> None:
+    def __init__(self, causal: Any, trained: TrainedParameters, dtype: torch.dtype) -> None:
         self._causal = causal
         self._dtype = dtype
-        # Names in the packed model begin with that of its only child.
-        masters = {name.partition(".")[2]: weight for name, weight in held.parameters.items()}
+        # Names in the packed model start with the name of its only child.
+        masters = {name.partition(".")[2]: weight for name, weight in trained.parameters.items()}
         self._weights = {
             name: masters.get(name, weight) for name, weight in causal.named_parameters()
         }
@@ -91,38 +92,37 @@ class TrainedWeights:
             yield from self._as_saved(merged).items()
 
     def _groups(self) -> list[list[str]]:
-        """Names of one layer together: experts are saved apart and computed as one."""
+        """The names of each layer as one group: experts are computed together but saved separately."""
         groups: dict[str, list[str]] = {}
         for name in self._weights:
             if ADAPTER not in name:
-                found = re.match(r"(.*?\.\d+\.)", name)
-                groups.setdefault(found[1] if found else name, []).append(name)
+                layer = re.match(r"(.*?\.\d+\.)", name)
+                groups.setdefault(layer[1] if layer else name, []).append(name)
         return list(groups.values())
 
     def _empty(self, name: str) -> Tensor:
         return torch.empty(self._weights[name].shape, dtype=self._dtype, device="meta")
 
     def _merged(self, name: str) -> Tensor:
-        weight = whole(self._weights[name])
+        weight = gather(self._weights[name])
         module, _, _ = name.rpartition(".base_layer.weight")
         if module not in self._scalings:
             return weight
         down, up = (
-            whole(self._weights[f"{module}.lora_{which}.default.weight"]).float()
+            gather(self._weights[f"{module}.lora_{which}.default.weight"]).float()
             for which in ("A", "B")
         )
         return weight.float() + self._scalings[module] * (up @ down)
 
     def _as_saved(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         plain = {name.replace(".base_layer.", "."): weight for name, weight in weights.items()}
-        told = revert_weight_conversion(self._causal, plain)
-        return dict(told)
+        return dict(revert_weight_conversion(self._causal, plain))
 
 
 def export(
     source: TrainedWeights, causal: Any, model_folder: str | Path, target: Path, writes: bool = True
 ) -> None:
-    """A Hugging Face folder of the weights as they are; every rank calls it, one of them writes."""
+    """Writes the weights as a Hugging Face folder. Every rank has to call it; one of them writes."""
     weights: dict[str, Tensor] = {}
     for name, weight in source:
         if writes:
@@ -137,11 +137,12 @@ def export(
     config.architectures = [type(causal).__name__]
     config.save_pretrained(target)
     save_torch_state_dict(weights, target)
-    _copy_beside(Path(model_folder), target)
+    _copy_other_files(Path(model_folder), target)
 
 
-def _copy_beside(model_folder: Path, target: Path) -> None:
-    """Tokenizer, chat template, defaults of generation: all that is neither weights nor there."""
+def _copy_other_files(model_folder: Path, target: Path) -> None:
+    """Copies tokenizer, chat template and generation defaults: files that are neither weights nor
+    present."""
     for file in sorted(model_folder.iterdir()):
         is_weights = file.suffix in WEIGHTS or file.name.endswith(".index.json")
         if file.is_file() and not is_weights and not (target / file.name).exists():
@@ -149,7 +150,7 @@ def _copy_beside(model_folder: Path, target: Path) -> None:
 
 
 def _scalings(causal: Any) -> dict[str, float]:
-    """Of each module with an adapter."""
+    """The scaling of each module that has an adapter."""
     return {
         name: float(module.scaling["default"])
         for name, module in causal.named_modules()

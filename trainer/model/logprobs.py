@@ -1,9 +1,10 @@
-"""Log-probs of given ids, without the logits of a whole pack.
+"""Log-probs of given ids, computed without holding the logits of a whole pack.
 
-The head runs over a chunk of places at a time, forwards and again backwards, so that no more than a
-chunk of logits exists at once: a pack of 32,000 ids times a vocabulary of 150,000 would take 20 GB.
-Logits are divided by the temperature of their place and the log-softmax is float32, whatever the
-model computes in. When all of it is one chunk, its logits are kept and not computed again.
+The output head runs over one chunk of positions at a time, in the forward and again in the backward
+pass, so that only a chunk of logits exists at once: a pack of 32,000 ids with a vocabulary of 150,000
+would take 20 GB. Logits are divided by the temperature of their position, and the log-softmax is
+float32, whatever the model computes in. If everything fits into one chunk, its logits are kept and not
+computed twice.
 """
 
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 Tensor = Any
 
 CHUNK_BYTES = {"cuda": 2 * 2**30, "cpu": 32 * 2**20}
-"""Of float32 logits. On GPUs the gradient of the head is added up once per chunk, so few are better;
-on CPUs a chunk that stays near the cache is."""
+"""Size of a chunk of float32 logits. On GPUs, the gradient of the head is accumulated once per chunk,
+so few chunks are better; on CPUs, a chunk should fit into the cache."""
 
 
 def token_logprobs(
@@ -28,9 +29,10 @@ def token_logprobs(
     compiled: bool = False,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target, with its gradient, and entropy of each place, without.
+    """Log-prob of each target, with gradient, and entropy at each position, without.
 
-    `fp32`: the head multiplies in float32. `chunk`: places at a time; by size if not given.
+    `fp32` multiplies with the head in float32. `chunk` is the number of positions per chunk, by default
+    computed from CHUNK_BYTES.
     """
     if fp32:
         hidden, weight = hidden.float(), weight.float()
@@ -45,7 +47,7 @@ def token_logprobs(
 def logprobs_of_logits(
     logits: Tensor, targets: Tensor, temperatures: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same from logits that a model has computed itself."""
+    """Log-probs and entropies from logits that the model has computed itself."""
     spread = (logits.float() / temperatures[:, None]).log_softmax(-1)
     entropy = -(spread.exp() * spread).sum(-1)
     return spread.gather(1, targets[:, None])[:, 0], entropy.detach()
@@ -64,15 +66,15 @@ class _TokenLogprobs(torch.autograd.Function):
         compiled: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.chunk, ctx.compiled = chunk, compiled
-        reduce = _compiled(_reduced) if compiled else _reduced
+        reduce = _compiled(_reduce_logits) if compiled else _reduce_logits
         ctx.kept = None
         logprob = hidden.new_empty(len(hidden), dtype=torch.float32)
         normaliser, entropy = torch.empty_like(logprob), torch.empty_like(logprob)
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
             logits = _logits(hidden[part], weight, bias)
-            told = reduce(logits, targets[part], temperatures[part])
-            logprob[part], normaliser[part], entropy[part] = told
+            reduced = reduce(logits, targets[part], temperatures[part])
+            logprob[part], normaliser[part], entropy[part] = reduced
             if len(hidden) <= chunk:
                 ctx.kept = logits
         ctx.save_for_backward(hidden, weight, bias, targets, temperatures, normaliser)
@@ -109,7 +111,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """float32, and on GPUs never rounded to bf16 in between."""
+    """float32 logits; on GPUs they are never rounded to bf16 in between."""
     if hidden.is_cuda and hidden.dtype != torch.float32:
         logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
     else:
@@ -117,7 +119,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return logits if bias is None else logits + bias
 
 
-def _reduced(
+def _reduce_logits(
     logits: Tensor, targets: Tensor, temperatures: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     scaled = logits / temperatures[:, None]

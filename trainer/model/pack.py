@@ -1,8 +1,8 @@
-"""A pack: rows one after the other, as the tensors of one forward pass.
+"""A pack: rows one after another, as the tensors of one forward pass.
 
-Positions begin again at 0 in every row. Only the trainable ids have a log-prob: `predicting` are the
-places in the pack whose hidden state predicts them, one before each. A pack may end in filling, a
-row that nothing is trained on: to reach a length that kernels like, or to have something to run.
+Positions start at 0 in every row. Log-probs are computed for trainable ids only: `predicting` holds the
+indices in the pack whose hidden states predict them, one before each. A pack may end with padding, rows
+that are not trained: to reach a length at which kernels are fast, or to have something to run.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ class Pack:
     ids: Tensor
     positions: Tensor
     bounds: Tensor
-    """Where each row begins, and the end of the last: int32, as attention kernels take it."""
+    """Start of each row, and the end of the last: int32, as attention kernels expect it."""
     lengths: tuple[int, ...]
     counts: tuple[int, ...]
-    """Trainable ids of each row."""
+    """Number of trainable ids in each row."""
     predicting: Tensor
     targets: Tensor
     temperatures: Tensor
@@ -37,34 +37,34 @@ class Pack:
         return max(self.lengths)
 
 
-def pack_of(rows: "Sequence[Row]", device: Any, filling: Sequence[int] = ()) -> Pack:
-    """`filling`: lengths of rows to add that are not trained."""
+def make_pack(rows: "Sequence[Row]", device: Any, padding: Sequence[int] = ()) -> Pack:
+    """`padding` has the lengths of rows to add that are not trained."""
     trained = np.concatenate([row.trainable for row in rows] or [np.zeros(0, np.bool_)])
-    places = np.flatnonzero(trained)
-    lengths = [*map(len, rows), *filling]
-    ids = np.concatenate([*(row.ids for row in rows), np.zeros(sum(filling), np.int32)])
+    indices = np.flatnonzero(trained)
+    lengths = [*map(len, rows), *padding]
+    ids = np.concatenate([*(row.ids for row in rows), np.zeros(sum(padding), np.int32)])
     return Pack(
-        ids=_on(device, ids.astype(np.int64)),
-        positions=_on(device, np.concatenate([np.arange(length) for length in lengths])),
-        bounds=_on(device, np.cumsum([0, *lengths], dtype=np.int32)),
+        ids=_to_device(device, ids.astype(np.int64)),
+        positions=_to_device(device, np.concatenate([np.arange(length) for length in lengths])),
+        bounds=_to_device(device, np.cumsum([0, *lengths], dtype=np.int32)),
         lengths=tuple(lengths),
-        counts=(*(int(row.trainable.sum()) for row in rows), *(0 for _ in filling)),
-        predicting=_on(device, places - 1),
-        targets=_on(device, ids[places].astype(np.int64)),
-        temperatures=_on(device, trained_values(rows, "temperatures")),
+        counts=(*(int(row.trainable.sum()) for row in rows), *(0 for _ in padding)),
+        predicting=_to_device(device, indices - 1),
+        targets=_to_device(device, ids[indices].astype(np.int64)),
+        temperatures=_to_device(device, trained_values(rows, "temperatures")),
     )
 
 
 def trained_values(rows: "Sequence[Row]", name: str) -> NDArray[Any]:
-    """One array of the rows, at the trainable ids only."""
+    """The values of one array of the rows, at the trainable ids only."""
     values = [getattr(row, name)[row.trainable] for row in rows]
     return np.concatenate(values) if values else np.zeros(0, np.float32)
 
 
-def filling_to(tokens: int, multiple: int) -> tuple[int, ...]:
+def padding_to(tokens: int, multiple: int) -> tuple[int, ...]:
     missing = -tokens % multiple
     return (missing,) if missing else ()
 
 
-def _on(device: Any, array: NDArray[Any]) -> Tensor:
+def _to_device(device: Any, array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)

@@ -1,7 +1,7 @@
-"""A causal language model that reads packs and gives the log-probs of their trainable ids.
+"""A causal language model that takes packs and returns the log-probs of their trainable ids.
 
-Everything from ids to log-probs happens in one forward of this module: when it is sharded, its
-weights, those of the head too, are whole only in there.
+Everything from ids to log-probs happens in one forward call of this module: the weights of a sharded
+model, including those of the head, are complete only during that call.
 """
 
 import inspect
@@ -21,42 +21,44 @@ Tensor = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How a model is run; `probing.py` finds the best one that is right."""
+class ExecutionMode:
+    """How a model is run; `mode_search.py` finds the fastest correct one."""
 
     kernel: Literal["varlen", "flex", "rows", "single"]
-    """Attention over a pack; `single`: every row in a pass of its own, with the model's attention."""
+    """The attention kernel for packs; `single` runs every row on its own, with the model's
+    attention."""
     head: Literal["chunked", "full"]
-    """`full`: the model computes its logits itself, with whatever it does to them."""
+    """`full` lets the model compute its logits itself, with whatever it does to them."""
 
 
 class PackedModel(nn.Module):
-    """`causal`: a model of transformers for causal language modelling."""
+    """`causal` is a transformers model for causal language modeling."""
 
     def __init__(self, causal: Any, *, fp32_head: bool = False, compiled: bool = False) -> None:
         super().__init__()
         self.causal = causal
         self.fp32_head = fp32_head
         self.compiled = compiled
-        self.way = Way("single", "full")
+        self.mode = ExecutionMode("single", "full")
         self.layers = _layers(causal)
-        """The blocks that repeat: what is sharded, compiled and recomputed as one."""
+        """The repeating blocks, each of which is sharded, compiled and recomputed as one."""
         self._own_attention = causal.config._attn_implementation
-        self._keeps = "logits_to_keep" in inspect.signature(causal.forward).parameters
+        self._has_logits_to_keep = "logits_to_keep" in inspect.signature(causal.forward).parameters
 
-    def forward(self, pack: Pack, way: Way | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, pack: Pack, mode: ExecutionMode | None = None) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy of each trainable id."""
-        way = way or self.way
-        single = way.kernel == "single"
+        mode = mode or self.mode
+        single = mode.kernel == "single"
         self.causal.config._attn_implementation = self._own_attention if single else attention.NAME
-        if way.head == "full":
-            logits = self._single_logits(pack) if single else self._packed_logits(pack, way)
+        if mode.head == "full":
+            logits = self._single_logits(pack) if single else self._packed_logits(pack, mode)
             return logprobs_of_logits(logits, pack.targets, pack.temperatures)
-        hidden = self._single_hidden(pack) if single else self._packed_hidden(pack, way)
+        hidden = self._single_hidden(pack) if single else self._packed_hidden(pack, mode)
         return self._from_hidden(hidden, pack)
 
     def compile_layers(self) -> None:
-        """Layer by layer: all are one program, so compiling takes as long as for one."""
+        """Compiles each layer. All layers share one program, so it takes as long as for a single
+        one."""
         self.compiled = True
         for layer in self.layers:
             layer.compile(dynamic=True)
@@ -74,30 +76,30 @@ class PackedModel(nn.Module):
             for module in adapted:
                 module._disable_adapters = False
 
-    def _packed_hidden(self, pack: Pack, way: Way) -> Tensor:
-        return self.causal.base_model(**_inputs(pack, way)).last_hidden_state[0]
+    def _packed_hidden(self, pack: Pack, mode: ExecutionMode) -> Tensor:
+        return self.causal.base_model(**_inputs(pack, mode)).last_hidden_state[0]
 
-    def _packed_logits(self, pack: Pack, way: Way) -> Tensor:
-        return self._logits(_inputs(pack, way), pack.predicting)
+    def _packed_logits(self, pack: Pack, mode: ExecutionMode) -> Tensor:
+        return self._logits(_inputs(pack, mode), pack.predicting)
 
     def _single_hidden(self, pack: Pack) -> Tensor:
         rows = pack.ids[None].split(pack.lengths, dim=1)
-        told = [self.causal.base_model(input_ids=row, use_cache=False) for row in rows]
-        return torch.cat([output.last_hidden_state[0] for output in told])
+        outputs = [self.causal.base_model(input_ids=row, use_cache=False) for row in rows]
+        return torch.cat([output.last_hidden_state[0] for output in outputs])
 
     def _single_logits(self, pack: Pack) -> Tensor:
         rows = pack.ids[None].split(pack.lengths, dim=1)
-        places = [pack.positions[part] for part in pack.predicting.split(pack.counts)]
-        told = [
-            self._logits({"input_ids": row, "use_cache": False}, wanted)
-            for row, wanted in zip(rows, places, strict=True)
+        positions = [pack.positions[part] for part in pack.predicting.split(pack.counts)]
+        logits = [
+            self._logits({"input_ids": row, "use_cache": False}, predicting)
+            for row, predicting in zip(rows, positions, strict=True)
         ]
-        return torch.cat(told)
+        return torch.cat(logits)
 
-    def _logits(self, inputs: dict[str, Any], places: Tensor) -> Tensor:
-        if self._keeps:
-            return self.causal(**inputs, logits_to_keep=places).logits[0]
-        return self.causal(**inputs).logits[0][places]
+    def _logits(self, inputs: dict[str, Any], positions: Tensor) -> Tensor:
+        if self._has_logits_to_keep:
+            return self.causal(**inputs, logits_to_keep=positions).logits[0]
+        return self.causal(**inputs).logits[0][positions]
 
     def _from_hidden(self, hidden: Tensor, pack: Pack) -> tuple[Tensor, Tensor]:
         head = self.causal.get_output_embeddings()
@@ -112,20 +114,20 @@ class PackedModel(nn.Module):
         )
 
 
-def _inputs(pack: Pack, way: Way) -> dict[str, Any]:
+def _inputs(pack: Pack, mode: ExecutionMode) -> dict[str, Any]:
     return {
         "input_ids": pack.ids[None],
         "position_ids": pack.positions[None],
         "use_cache": False,
-        **attention.arguments(pack, way.kernel),
+        **attention.arguments(pack, mode.kernel),
     }
 
 
 def _layers(causal: Any) -> list[Any]:
-    """Asked before sharding, which changes the names of classes."""
+    """To be called before sharding, which changes the names of classes."""
     names = set(getattr(causal, "_no_split_modules", None) or ())
-    found = [module for module in causal.modules() if type(module).__name__ in names]
-    inner = {id(part) for module in found for part in module.modules() if part is not module}
+    blocks = [module for module in causal.modules() if type(module).__name__ in names]
+    inner = {id(part) for module in blocks for part in module.modules() if part is not module}
     lists = [module for module in causal.modules() if isinstance(module, nn.ModuleList)]
-    outer = [module for module in found if id(module) not in inner]
+    outer = [module for module in blocks if id(module) not in inner]
     return outer or list(max(lists, key=len, default=[]))

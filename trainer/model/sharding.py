@@ -1,11 +1,11 @@
-"""Who holds the float32 weights that the optimiser changes.
+"""Places a model on its device or ranks, with the float32 weights that the optimizer updates.
 
-A step of 1e-6 is lost when it is added to a bf16 weight, so the optimiser always has float32. In one
-process on a GPU the model computes with bf16 copies of these masters, and gradients are added up in
-float32; on several ranks FSDP2 holds shards of the masters and casts while it gathers; on CPUs the
-model computes in float32, and weights and masters are the same tensors.
+An update of 1e-6 would be lost in a bf16 weight, so the optimizer always works on float32 master
+weights. In one process on a GPU the model computes with bf16 copies of them, and gradients are
+accumulated in float32. On several ranks FSDP2 holds shards of the master weights and casts them while
+it gathers. On CPUs the model computes in float32, and its weights are the master weights.
 
-Gradients of ranks are summed, not averaged: the weights of tokens are those of the whole batch.
+Gradients of ranks are summed, not averaged: token weights already refer to the whole batch.
 """
 
 import os
@@ -28,37 +28,38 @@ class Ranks:
     """The processes that train together; one process alone is rank 0 of 1."""
 
     def __init__(self) -> None:
-        joined = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if joined else 0
-        self.world = dist.get_world_size() if joined else 1
+        is_joined = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if is_joined else 0
+        self.world = dist.get_world_size() if is_joined else 1
 
     def total(self, vector: Floats) -> Floats:
         """The sum over all ranks; every rank has to call it."""
-        return self._reduced(vector, "SUM")
+        return self._reduce(vector, "SUM")
 
-    def most(self, vector: Floats) -> Floats:
-        return self._reduced(vector, "MAX")
+    def maximum(self, vector: Floats) -> Floats:
+        """The maximum over all ranks; every rank has to call it."""
+        return self._reduce(vector, "MAX")
 
-    def _reduced(self, vector: Floats, how: str) -> Floats:
+    def _reduce(self, vector: Floats, operation: str) -> Floats:
         if self.world == 1:
             return vector
         tensor = torch.from_numpy(np.array(vector, np.float64))
-        dist.all_reduce(tensor, getattr(dist.ReduceOp, how))
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, operation))
         return np.asarray(tensor.numpy(), np.float64)
 
 
 def join() -> Ranks:
-    """Joins the ranks that torchrun has started, if it has."""
+    """Joins the other ranks, if torchrun has started several."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        # Numbers of the loop travel over gloo, so that they need not wait for the GPU.
+        # CPU tensors, such as the loop's numbers, use gloo, so that they do not wait for the GPU.
         cuda = torch.cuda.is_available()
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     return Ranks()
 
 
 def leave() -> None:
-    """At a good end. A thread of the group may still be putting tensors away, for which it needs the
-    interpreter: one that ends meanwhile aborts the process."""
+    """Leaves the process group after a successful run. Otherwise one of its threads may still be
+    freeing tensors while the interpreter shuts down, which aborts the process."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -73,83 +74,85 @@ def device_of_rank() -> Any:
     return device
 
 
-class Held(Protocol):
-    """The weights that are trained."""
+class TrainedParameters(Protocol):
+    """The float32 parameters that are trained."""
 
     parameters: dict[str, Tensor]
-    """float32, by name; gradients arrive on them."""
+    """By name; gradients are accumulated on them."""
 
     def publish(self) -> None:
-        """Gives the model what the optimiser has made."""
+        """Copies the updated parameters to the model."""
 
 
-class Plain:
-    """The model's own weights."""
+class OwnWeights:
+    """The model's own weights, in float32."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.parameters = trainable(model)
+        self.parameters = trainable_parameters(model)
 
     def publish(self) -> None:
-        """They are the model's already."""
+        """Nothing to do: they are the model's weights."""
 
 
-class Shards:
-    """This rank's part of the model's own weights."""
+class ShardedWeights:
+    """This rank's shards of the model's own weights."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.parameters = trainable(model)
+        self.parameters = trainable_parameters(model)
 
     def publish(self) -> None:
-        # A pass without gradients leaves the outermost weights gathered, as they were then.
+        # A pass without gradients leaves the outermost weights gathered, with their old values.
         self._model.reshard()
 
 
-class Masters:
-    """float32 copies of the trained weights of a model that computes in less."""
+class MasterWeights:
+    """float32 copies of the trained weights of a model that computes in lower precision."""
 
     def __init__(self, model: nn.Module, dtype: Any) -> None:
-        self._copies = trainable(model)
+        self._copies = trainable_parameters(model)
         self.parameters = {
             name: nn.Parameter(copy.detach().float().clone()) for name, copy in self._copies.items()
         }
-        # Parameters only: a buffer, such as the frequencies of positions, is float32 for a reason.
+        # Parameters only: buffers, such as the position frequencies, must stay float32.
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
         for name, copy in self._copies.items():
-            copy.register_post_accumulate_grad_hook(_adding_to(self.parameters[name]))
+            copy.register_post_accumulate_grad_hook(_accumulate_into(self.parameters[name]))
 
     def publish(self) -> None:
         with torch.no_grad():
             torch._foreach_copy_(list(self._copies.values()), list(self.parameters.values()))
 
 
-def hold(model: PackedModel, dtype: Any, device: Any, ranks: Ranks, *, shard: bool) -> Held:
-    """Moves a float32 model to its device, in shards where there are several ranks."""
+def place_model(
+    model: PackedModel, dtype: Any, device: Any, ranks: Ranks, *, shard: bool
+) -> TrainedParameters:
+    """Moves a float32 model to its device, sharded if there are several ranks."""
     if shard or ranks.world > 1:
         _shard(model, dtype, device)
-        return Shards(model)
+        return ShardedWeights(model)
     model.to(device)
-    return Plain(model) if dtype == torch.float32 else Masters(model, dtype)
+    return OwnWeights(model) if dtype == torch.float32 else MasterWeights(model, dtype)
 
 
-def trainable(model: nn.Module) -> dict[str, Tensor]:
+def trainable_parameters(model: nn.Module) -> dict[str, Tensor]:
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a weight that may be sharded; every rank has to call it."""
+def gather(tensor: Tensor) -> Tensor:
+    """The full tensor of a weight that may be sharded; every rank has to call it."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _shard(model: PackedModel, dtype: Any, device: Any) -> None:
     mesh = dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),))
-    # Inputs stay as they are: temperatures and positions must not become bf16.
+    # Inputs are not cast: temperatures and positions must not become bf16.
     precision = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # This also moves them: one layer after the other, so that no rank ever holds the whole model.
+    # This also moves the weights, layer by layer, so that no rank ever holds the whole model.
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)
@@ -158,7 +161,7 @@ def _shard(model: PackedModel, dtype: Any, device: Any) -> None:
         module.set_force_sum_reduction_for_comms(True)
 
 
-def _adding_to(master: Tensor) -> Any:
+def _accumulate_into(master: Tensor) -> Any:
     def add(copy: Tensor) -> None:
         if master.grad is None:
             master.grad = copy.grad.float()

@@ -20,7 +20,7 @@ from tests.trainer.decisions.deciding import reward
 from trainer.algorithm.settings import LossSettings
 from trainer.decisions.judge import Judge
 from trainer.decisions.settings import DecisionSettings
-from trainer.model.parts import Cutter
+from trainer.model.minibatches import BatchSplitter
 from trainer.model.sharding import Ranks
 
 TOKENS = (11, 12, 13, 14, 15, 16)
@@ -146,7 +146,7 @@ def test_the_environments_own_advantages_hold_token_by_token() -> None:
         )
     )
     assert judge(marks(0)).judge(group, 0).verdict == "train"  # though all scores are equal
-    cutter = Cutter(LossSettings(), Ranks(), torch.device("cpu"), 1_000)
+    cutter = BatchSplitter(LossSettings(), Ranks(), torch.device("cpu"), 1_000)
     ((part,),) = cutter.minibatches(batch_of(group))
     by_sample = [part.advantages[part.samples == n].tolist() for n in (0, 1)]
     assert by_sample == [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]

@@ -9,7 +9,7 @@ from tests.trainer.model import small
 from trainer.algorithm.settings import LossSettings
 from trainer.learner import Learner
 from trainer.model import loading
-from trainer.model.pack import pack_of
+from trainer.model.pack import make_pack
 from trainer.model.settings import LearnerSettings
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def test_a_folder_is_loaded_in_float32(tiny_model: Path) -> None:
 def test_there_is_no_dropout() -> None:
     causal = small.model()
     causal.extra = torch.nn.Dropout(0.5)
-    assert loading.prepared(causal).extra.p == 0
+    assert loading.prepare(causal).extra.p == 0
 
 
 def test_weights_leave_under_the_names_of_the_checkpoint(tiny_model: Path) -> None:
@@ -56,7 +56,7 @@ def test_masters_are_sent_not_their_bf16_copies() -> None:
     made.step(small.batch())
     sent = dict(made.weights(torch.float32))
     name = "model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(sent[name], made.held.parameters[f"causal.{name}"].detach())
+    assert torch.equal(sent[name], made.trained.parameters[f"causal.{name}"].detach())
     copy = made.model.causal.model.layers[0].mlp.up_proj.weight
     assert copy.dtype == torch.bfloat16
     assert torch.equal(copy.detach(), sent[name].bfloat16())
@@ -93,7 +93,7 @@ def test_lora_trains_its_adapters_only() -> None:
     changed = {
         n for n, w in made.model.named_parameters() if not torch.equal(w.detach(), before[n])
     }
-    assert changed == set(made.held.parameters)
+    assert changed == set(made.trained.parameters)
     assert changed and all(".lora_" in name for name in changed)
 
 
@@ -106,13 +106,13 @@ def test_merged_weights_equal_the_model_with_its_adapters() -> None:
     assert set(sent) == {name for name, _ in plain.named_parameters()}
     plain.load_state_dict(sent, strict=False)
     merged = learner(plain)
-    pack = pack_of([row for sample in small.batch().samples for row in sample.rows], CPU)
+    pack = make_pack([row for sample in small.batch().samples for row in sample.rows], CPU)
     torch.testing.assert_close(merged.model(pack)[0], made.model(pack)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_the_reference_of_lora_is_the_model_without_adapters() -> None:
     made = with_lora()
-    pack = pack_of([small.row(20, 1)], CPU)
+    pack = make_pack([small.row(20, 1)], CPU)
     before = made.model(pack)[0].detach()
     made.step(small.batch())
     with made.model.without_adapters():

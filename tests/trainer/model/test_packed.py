@@ -7,18 +7,18 @@ import torch
 
 from pool.core.rows import Row
 from tests.trainer.model import small
-from trainer.model.loading import prepared
-from trainer.model.pack import pack_of
-from trainer.model.packed import PackedModel, Way
-from trainer.model.probing import find_way
+from trainer.model.loading import prepare
+from trainer.model.mode_search import find_execution_mode
+from trainer.model.pack import make_pack
+from trainer.model.packed import ExecutionMode, PackedModel
 
 CPU = torch.device("cpu")
 ROWS = [small.row(length, seed, 0.7) for seed, length in enumerate([9, 23, 14, 5, 31])]
 
 
 def packed(causal: Any) -> PackedModel:
-    model = PackedModel(prepared(causal))
-    model.way = find_way(model, torch.float32, CPU)
+    model = PackedModel(prepare(causal))
+    model.mode = find_execution_mode(model, torch.float32, CPU)
     return model
 
 
@@ -62,19 +62,24 @@ def test_packed_rows_have_the_log_probs_and_gradient_of_padded_rows(kind: str) -
     expected = padded_logprobs(plain, ROWS)
     wanted = gradient(plain, expected)
     model = packed(small.model(kind, **models()[kind]))
-    assert model.way == Way("rows", "chunked")
-    told, _ = model(pack_of(ROWS, CPU))
+    assert model.mode == ExecutionMode("rows", "chunked")
+    told, _ = model(make_pack(ROWS, CPU))
     torch.testing.assert_close(told, expected, rtol=1e-5, atol=1e-5)
     assert (gradient(model.causal, told) - wanted).norm() < 1e-5 * wanted.norm()
 
 
 @pytest.mark.parametrize(
-    "way", [Way("rows", "full"), Way("single", "chunked"), Way("single", "full")]
+    "mode",
+    [
+        ExecutionMode("rows", "full"),
+        ExecutionMode("single", "chunked"),
+        ExecutionMode("single", "full"),
+    ],
 )
-def test_every_way_gives_the_same(way: Way) -> None:
+def test_every_mode_gives_the_same(mode: ExecutionMode) -> None:
     model = packed(small.model())
-    best, entropy = model(pack_of(ROWS, CPU))
-    told, other = model(pack_of(ROWS, CPU), way)
+    best, entropy = model(make_pack(ROWS, CPU))
+    told, other = model(make_pack(ROWS, CPU), mode)
     torch.testing.assert_close(told, best, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(other, entropy, rtol=1e-5, atol=1e-5)
 
@@ -82,27 +87,27 @@ def test_every_way_gives_the_same(way: Way) -> None:
 def test_filling_changes_nothing() -> None:
     model = packed(small.model())
     torch.testing.assert_close(
-        model(pack_of(ROWS, CPU, (7, 1)))[0], model(pack_of(ROWS, CPU))[0], rtol=0, atol=1e-6
+        model(make_pack(ROWS, CPU, (7, 1)))[0], model(make_pack(ROWS, CPU))[0], rtol=0, atol=1e-6
     )
 
 
 def test_a_model_that_carries_state_over_rows_is_run_row_by_row() -> None:
     model = packed(small.mamba())
-    assert model.way == Way("single", "chunked")
+    assert model.mode == ExecutionMode("single", "chunked")
     expected = torch.cat([padded_logprobs(model.causal, [row]) for row in ROWS])
-    torch.testing.assert_close(model(pack_of(ROWS, CPU))[0], expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(make_pack(ROWS, CPU))[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_with_caps_on_attention_and_logits_computes_them_itself() -> None:
     model = packed(small.model("Gemma2", head_dim=8))
-    assert model.way == Way("single", "full")
+    assert model.mode == ExecutionMode("single", "full")
 
 
 def test_a_model_that_scales_its_logits_computes_them_itself() -> None:
     model = packed(small.model("Granite", logits_scaling=8.0))
-    assert model.way == Way("rows", "full")
+    assert model.mode == ExecutionMode("rows", "full")
     expected = padded_logprobs(small.model("Granite", logits_scaling=8.0), ROWS)
-    told, _ = model(pack_of(ROWS, CPU))
+    told, _ = model(make_pack(ROWS, CPU))
     torch.testing.assert_close(told, expected, rtol=1e-5, atol=1e-5)
 
 

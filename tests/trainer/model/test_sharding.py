@@ -57,7 +57,7 @@ def left(folder: Path, kind: str) -> Any:
 def test_two_ranks_make_the_weights_that_one_makes(trained: Path, kind: str) -> None:
     learner, _ = alone(kind)
     state = left(trained, kind)["state"]
-    for name, weight in learner.held.parameters.items():
+    for name, weight in learner.trained.parameters.items():
         torch.testing.assert_close(state[f"weight.{name}"], weight.detach(), rtol=1e-4, atol=2e-5)
 
 
@@ -98,6 +98,6 @@ def test_one_process_goes_on_from_the_state_of_two(trained: Path) -> None:
     assert all(torch.equal(state[name], tensor) for name, tensor in found.items())
     learner.step(small.batch(seed=9))
     expected = torch.load(trained / "Qwen2-after.pt")[0]
-    for name, weight in learner.held.parameters.items():
+    for name, weight in learner.trained.parameters.items():
         after = expected[f"weight.{name}"]
         torch.testing.assert_close(weight.detach(), after, rtol=1e-4, atol=2e-5)
