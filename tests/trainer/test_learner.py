@@ -270,7 +270,7 @@ def test_the_learning_rate_warms_up_and_falls() -> None:
 
 
 def test_a_schedule_that_falls_needs_an_end() -> None:
-    with pytest.raises(ValueError, match="set it"):
+    with pytest.raises(ValueError, match="needs total_steps"):
         LearnerSettings(schedule="cosine")
 
 
