@@ -32,7 +32,7 @@ from tests.docs.interpreter import Interpreter
 from tests.docs.pages import PAGES, ROOT, Block, parse_blocks
 from tests.docs.unrunnable import UNRUNNABLE
 from tests.docs.workspace import PROGRAMS, Workspace
-from tests.gateway.asking import said
+from tests.gateway.client import said
 from tests.gateway.stub_engine import StubEngine
 
 FLAGS = """

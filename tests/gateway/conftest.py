@@ -9,7 +9,7 @@ import pytest
 from pool import topics
 from pool.connection import Connection
 from steplog.kafka import local_kafka
-from tests.gateway.asking import close_topics
+from tests.gateway.client import close_topics
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine, running_stub
 from tests.tiny_model import build_tokenizer

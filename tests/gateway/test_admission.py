@@ -12,7 +12,7 @@ from pool.connection import Connection
 from pool.topics import LEDGER
 from schemas import DecidedGroup, Decision, Member
 from steplog.kafka import local_kafka
-from tests.gateway.asking import chat, error, eventually, in_background, said, steps
+from tests.gateway.client import chat, error, eventually, in_background, said, steps
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.pool.log import write

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from schemas.packing import unpack_ids
-from tests.gateway.asking import (
+from tests.gateway.client import (
     HELLO,
     asked,
     call,

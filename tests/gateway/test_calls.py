@@ -7,7 +7,7 @@ import pytest
 
 from pool.topics import STEPS
 from schemas.packing import unpack_ids, unpack_logprobs
-from tests.gateway.asking import (
+from tests.gateway.client import (
     HELLO,
     TOOLS,
     Streaming,

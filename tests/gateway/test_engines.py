@@ -14,7 +14,7 @@ from pool.topics import POLICY
 from schemas import PolicyVersion
 from schemas.records import Phase
 from steplog.kafka import local_kafka
-from tests.gateway.asking import (
+from tests.gateway.client import (
     HELLO,
     RETRY,
     TOOLS,

@@ -5,7 +5,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import metrics
-from tests.gateway.asking import HELLO, RETRY, chat
+from tests.gateway.client import HELLO, RETRY, chat
 from tests.gateway.running import RunningGateway
 
 pytestmark = pytest.mark.broker

@@ -7,7 +7,7 @@ import pytest
 
 from pool.connection import Connection
 from tests.conftest import free_port
-from tests.gateway.asking import HELLO, steps
+from tests.gateway.client import HELLO, steps
 from tests.gateway.running import running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.steplog.command import reaching, steplog

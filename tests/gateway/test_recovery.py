@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pool.connection import Connection
-from tests.gateway.asking import (
+from tests.gateway.client import (
     HELLO,
     RETRY,
     TOOLS,

@@ -9,7 +9,7 @@ import pytest
 from gateway.dialects.request import Request
 from gateway.errors import BadRequest
 from gateway.tokens.renderer import Renderer, UnusableTokenizer, cut_at_stop
-from tests.gateway.asking import ids_of
+from tests.gateway.client import ids_of
 from tests.tiny_model import EOS, PLAIN, STRIPPING, build_tokenizer
 
 HELLO = {"role": "user", "content": "hello"}

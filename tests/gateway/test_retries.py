@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway.asking import (
+from tests.gateway.client import (
     HELLO,
     RETRY,
     TOOLS,

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from pool.connection import Connection
-from tests.gateway.asking import (
+from tests.gateway.client import (
     HELLO,
     chat,
     error,

@@ -12,7 +12,7 @@ from pool.connection import Connection
 from pool.topics import STEPS
 from schemas import Record, Step, TrajectoryEnd
 from schemas.packing import unpack_ids
-from tests.gateway.asking import HELLO, error, eventually, response, said
+from tests.gateway.client import HELLO, error, eventually, response, said
 from tests.gateway.running import Reply, RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.pool.log import records

@@ -13,7 +13,7 @@ import pytest
 from pool.connection import Connection
 from pool.core.prompts import full_prompts
 from schemas.packing import unpack_ids, unpack_logprobs
-from tests.gateway.asking import (
+from tests.gateway.client import (
     chat,
     ends,
     error,

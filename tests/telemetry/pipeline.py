@@ -14,7 +14,7 @@ from pool import topics
 from pool.connection import Connection
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS
 from schemas import TrajectoryEnd
-from tests.gateway.asking import said
+from tests.gateway.client import said
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.pool.log import messages, records

@@ -11,7 +11,7 @@ import pytest
 from servicekit import tracing
 from servicekit.errors import Fatal
 from tests.conftest import free_port
-from tests.gateway.asking import eventually
+from tests.gateway.client import eventually
 from tests.telemetry.collector import Collector, running_collector
 from tests.test_structure import MAY_IMPORT, ROOT, imported
 

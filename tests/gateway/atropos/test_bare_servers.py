@@ -15,7 +15,7 @@ from pool.connection import Connection
 from pool.topics import STEPS
 from schemas import Step
 from tests import processes
-from tests.gateway.asking import eventually
+from tests.gateway.client import eventually
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.pool.log import records

@@ -10,8 +10,8 @@ import pytest
 from pool.connection import Connection
 from pool.topics import REWARDED
 from schemas import ScoredGroup
-from tests.gateway.asking import eventually
 from tests.gateway.atropos.running import ENV, JSON, RunningAtropos, running_atropos, scored
+from tests.gateway.client import eventually
 from tests.pool.log import records
 
 pytestmark = pytest.mark.broker

@@ -14,8 +14,8 @@ from pool.connection import Connection
 from servicekit.command_line import TERMINATED
 from steplog.kafka import local_kafka
 from tests.conftest import kill_and_wait
-from tests.gateway.asking import chat, eventually, steps
 from tests.gateway.atropos.running import Client, counting, running_atropos, scored
+from tests.gateway.client import chat, eventually, steps
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.steplog.command import reaching, steplog

@@ -14,7 +14,7 @@ import pytest
 
 from schemas import Step
 from schemas.packing import unpack_logprobs
-from tests.gateway.asking import HELLO, prompts, response, steps
+from tests.gateway.client import HELLO, prompts, response, steps
 from tests.gateway.running import RunningGateway
 from tests.tiny_model import saying
 from tests.vllm_engine import NAME, Engine

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway.asking import HELLO, ids_of, log_of, prompts, response, steps
+from tests.gateway.client import HELLO, ids_of, log_of, prompts, response, steps
 from tests.gateway.real_engine.calls import (
     REAL,
     TOOL,

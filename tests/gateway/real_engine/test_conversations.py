@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway.asking import HELLO, ids_of, prompts, response, steps
+from tests.gateway.client import HELLO, ids_of, prompts, response, steps
 from tests.gateway.real_engine.calls import (
     CALLING,
     REAL,

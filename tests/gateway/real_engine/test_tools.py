@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway.asking import HELLO, steps
+from tests.gateway.client import HELLO, steps
 from tests.gateway.real_engine.calls import (
     CALLING,
     FUNCTION,

@@ -8,7 +8,7 @@ import pytest
 from pool.connection import Connection
 from pool.topics import POLICY
 from schemas import PolicyVersion, Segment
-from tests.gateway.asking import eventually, response, steps
+from tests.gateway.client import eventually, response, steps
 from tests.gateway.real_engine.calls import LONG, REAL, ask, paused_in_the_middle
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.pool.log import write

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from schemas import Step, StepNote
-from tests.gateway.asking import eventually, log_of, response
+from tests.gateway.client import eventually, log_of, response
 from tests.gateway.real_engine.calls import REAL, ask, paused_in_the_middle
 from tests.gateway.running import RunningGateway
 from tests.vllm_engine import Engine

@@ -17,7 +17,7 @@ import uvicorn
 
 from tests import processes
 from tests.gateway import stub_engine
-from tests.gateway.asking import call
+from tests.gateway.client import call
 from tests.gateway.stub_engine import HOST, MODEL, Answer, Stub, StubEngine
 from tests.gateway.stub_parsers import text_of
 from tests.tiny_model import EOS, IDS

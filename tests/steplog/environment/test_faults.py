@@ -21,7 +21,7 @@ from schemas.records import Phase
 from steplog import Environment, EnvironmentFailed, Rollout, serve
 from steplog.environment.running.journal import Journal
 from steplog.kafka import local_kafka
-from tests.gateway.asking import eventually
+from tests.gateway.client import eventually
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.pool.log import write

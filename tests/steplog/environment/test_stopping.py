@@ -17,7 +17,7 @@ import pytest
 
 from steplog.environment.backends.direct import Direct
 from tests import processes
-from tests.gateway.asking import eventually
+from tests.gateway.client import eventually
 from tests.steplog.environment.environments import ROOT
 from tests.steplog.environment.openai_server import running_server
 

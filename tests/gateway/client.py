@@ -1,4 +1,4 @@
-"""How the tests of the gateway ask it, and how they look into its log without reading it all again."""
+"""Requests to a running gateway, and its log read incrementally, for tests."""
 
 import http.client
 import json
