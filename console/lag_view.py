@@ -52,14 +52,14 @@ class LagView:
             yield from self._partitions(group)
 
     def _partitions(self, group: GroupLag) -> Iterable[RenderableType]:
-        wanted = [one for one in group.partitions if self._all or not one.is_quiet]
-        shown = largest_lags(wanted, self._room())
-        if shown:
-            yield table(shown)
-        if left := len(wanted) - len(shown):
-            yield Text(f"  and {left} more with less lag", "dim")
-        quiet = len(group.partitions) - len(wanted)
-        if quiet and shown:
+        busy = [partition for partition in group.partitions if self._all or not partition.is_quiet]
+        visible = largest_lags(busy, self._rows_per_group())
+        if visible:
+            yield make_table(visible)
+        if hidden := len(busy) - len(visible):
+            yield Text(f"  and {hidden} more with less lag", "dim")
+        quiet = len(group.partitions) - len(busy)
+        if quiet and visible:
             yield Text(
                 f"  {quiet} other partitions have no lag"
                 if quiet > 1
@@ -67,7 +67,7 @@ class LagView:
                 "dim",
             )
 
-    def _room(self) -> int | None:
+    def _rows_per_group(self) -> int | None:
         """How many partitions of each group fit."""
         if self._height is None:
             return None
@@ -80,8 +80,11 @@ def largest_lags(partitions: Sequence[PartitionLag], room: int | None) -> list[P
     """The partitions with the most lag, as many as there is room for, ordered by number."""
     if room is None or len(partitions) <= room:
         return list(partitions)
-    by_lag = sorted(partitions, key=lambda one: (-one.lag_seconds, -one.lag, one.partition))
-    return sorted(by_lag[:room], key=lambda one: one.partition)
+    by_lag = sorted(
+        partitions,
+        key=lambda partition: (-partition.lag_seconds, -partition.lag, partition.partition),
+    )
+    return sorted(by_lag[:room], key=lambda partition: partition.partition)
 
 
 def format_run(run: RunBacklog) -> Iterator[Text]:
@@ -113,20 +116,20 @@ def format_group(group: GroupLag) -> Text:
     return words
 
 
-def table(partitions: Iterable[PartitionLag]) -> Table:
-    drawn = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
+def make_table(partitions: Iterable[PartitionLag]) -> Table:
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
     for name, width in COLUMNS.items():
-        drawn.add_column(name, justify="right", no_wrap=True, min_width=width)
-    for one in partitions:
-        drawn.add_row(
-            str(one.partition),
-            _count(one.committed),
-            _count(one.end),
-            Text(_count(one.lag), "bold" if one.lag else "dim"),
-            format_age(one.lag_seconds) if one.lag else "",
-            _count(one.rebuild),
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    for partition in partitions:
+        table.add_row(
+            str(partition.partition),
+            _count(partition.committed),
+            _count(partition.end),
+            Text(_count(partition.lag), "bold" if partition.lag else "dim"),
+            format_age(partition.lag_seconds) if partition.lag else "",
+            _count(partition.rebuild),
         )
-    return drawn
+    return table
 
 
 def format_age(seconds: float) -> str:

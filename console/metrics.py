@@ -136,14 +136,14 @@ def _topic_samples(snapshot: ClusterSnapshot) -> Iterator[Sample]:
 def _group_samples(snapshot: ClusterSnapshot) -> Iterator[Sample]:
     yield from ((MEMBERS, (name,), count) for name, count in _members(snapshot).items())
     for group in snapshot.groups:
-        for one in group.partitions:
-            labels = group.group, group.topic, str(one.partition)
-            yield LAG, labels, one.lag
-            yield LAG_SECONDS, labels, one.lag_seconds
-            if one.committed is not None:
-                yield COMMITTED, labels, one.committed
-            if one.rebuild is not None:
-                yield REBUILD, labels, one.rebuild
+        for partition in group.partitions:
+            labels = group.group, group.topic, str(partition.partition)
+            yield LAG, labels, partition.lag
+            yield LAG_SECONDS, labels, partition.lag_seconds
+            if partition.committed is not None:
+                yield COMMITTED, labels, partition.committed
+            if partition.rebuild is not None:
+                yield REBUILD, labels, partition.rebuild
 
 
 def _members(snapshot: ClusterSnapshot) -> dict[str, int]:

@@ -36,8 +36,9 @@ class TopicTail:
             )
             ends = await self._consumer.end_offsets(self._partitions)
         for partition in self._partitions:
-            found = offsets[partition]
-            self._consumer.seek(partition, found.offset if found else ends[partition])
+            start_offset = offsets[partition]
+            end = ends[partition]
+            self._consumer.seek(partition, start_offset.offset if start_offset else end)
 
     async def seek_to_end(self) -> None:
         with _mapped_errors():

@@ -114,22 +114,30 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"steplog {distribution.version()}")
-    top = parser.add_subparsers(metavar="COMMAND", required=True)
+    top = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     groups = {}
     chosen = find_command(words, COMMANDS)
     for command in COMMANDS:
         *group, name = command.words
         if group and group[0] not in groups:
             help_ = GROUPS[group[0]]
-            member = top.add_parser(group[0], help=help_, description=help_, allow_abbrev=False)
-            groups[group[0]] = member.add_subparsers(metavar="COMMAND", required=True)
+            member = top.add_parser(
+                group[0], help=help_, description=_as_sentence(help_), allow_abbrev=False
+            )
+            groups[group[0]] = member.add_subparsers(
+                title="commands", metavar="COMMAND", required=True
+            )
         leaf = (groups[group[0]] if group else top).add_parser(
-            name, help=command.help, description=command.help, allow_abbrev=False
+            name, help=command.help, description=_as_sentence(command.help), allow_abbrev=False
         )
         leaf.set_defaults(command_=command)
         if command is chosen and not command.parses_arguments:
             _add_options(leaf, command)
     return parser
+
+
+def _as_sentence(help_: str) -> str:
+    return f"{help_[:1].upper()}{help_[1:]}."
 
 
 def _add_options(parser: argparse.ArgumentParser, command: Command) -> None:

@@ -23,7 +23,7 @@ class KeySettings(BaseModel):
 def make(settings: KeySettings, say: Callable[[str], None] = print_line) -> None:
     """Print a new key, and its line for the file of `steplog gateway --keys-file`."""
     key = f"sk-{secrets.token_urlsafe(32)}"
-    say(f"Key for the client, which is not shown again: {key}")
+    say(f"key for the client (it is not shown again): {key}")
     say(
-        f"Line for the keys file: {settings.tenant}:sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+        f"line for the keys file: {settings.tenant}:sha256:{hashlib.sha256(key.encode()).hexdigest()}"
     )

@@ -142,7 +142,7 @@ def main(
 
 def _parser(cls: type[Environment[Any]], prog: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog, description=cls.__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (action, help_) in COMMANDS.items():
         leaf = commands.add_parser(name, help=help_, description=help_, allow_abbrev=False)
         leaf.set_defaults(action_=action)

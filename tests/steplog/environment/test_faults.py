@@ -194,7 +194,7 @@ def test_two_processes_do_not_share_a_place(gateway: RunningGateway) -> None:
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (
         1,
-        "another process serves in kept; stop it, or give another --dir\n",
+        "Another process is serving in kept. Stop it, or choose another --dir.\n",
     )
     journal.close()
 
