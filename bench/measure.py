@@ -1,14 +1,14 @@
-"""Rates and processor time, side by side with the raw client in the same run."""
+"""Rates and CPU time of several ways to do the same work, the first of them the raw client."""
 
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 ROUNDS = 3
-"""Each side runs so often, in turns, and its best round counts: the machine is shared."""
+"""Rounds in which all are measured in turn; the best one of each counts, as the machine is shared."""
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     records: int
     seconds: float
     cpu: float
@@ -19,24 +19,25 @@ class Measured(NamedTuple):
 
     @property
     def cpu_each(self) -> float:
-        """Microseconds of processor time per record, all threads of the process."""
+        """Microseconds of CPU time per record, of all threads of the process."""
         return self.cpu / self.records * 1e6
 
 
-def measure(work: Callable[[], int]) -> Measured:
+def measure(work: Callable[[], int]) -> Measurement:
     started, cpu = time.perf_counter(), time.process_time()
     count = work()
-    return Measured(count, time.perf_counter() - started, time.process_time() - cpu)
+    return Measurement(count, time.perf_counter() - started, time.process_time() - cpu)
 
 
-def compare(*works: Callable[[], int]) -> list[Measured]:
-    """Runs the works in turns and gives the best round of each."""
+def compare(*works: Callable[[], int]) -> list[Measurement]:
+    """Measures functions, which return the number of records that they processed; returns the best
+    round of each."""
     rounds = [[measure(work) for work in works] for _ in range(ROUNDS)]
     return [max(results, key=lambda result: result.rate) for results in zip(*rounds, strict=True)]
 
 
-def show(title: str, rows: dict[str, Measured], note: str) -> None:
-    """The first row is the raw limit that the others are compared with."""
+def show(title: str, rows: dict[str, Measurement], note: str) -> None:
+    """Prints a table. The first row is the raw limit with which the others are compared."""
     raw = next(iter(rows.values()))
     print(f"\n{title}")
     print(f"  {'':<44} {'records/s':>10} {'µs CPU':>8} {'per core':>10} {'of raw':>7} {'CPU×':>6}")

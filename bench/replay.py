@@ -1,6 +1,6 @@
-"""The log as a data set: reading, exporting and importing, against pool's bare assembly.
+"""Scanning, exporting and importing the log, compared with bare assembly into groups.
 
-Peak memory is that of the command in a process of its own, over a log many times as large.
+Peak memory is measured for the command in its own process, on a much larger log.
 """
 
 import asyncio
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.consume import assemble
+from bench.log.consume import assemble
+from bench.log.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
 from bench.measure import compare, show
-from bench.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
 from pool import topics
 from pool.connection import Connection
 from pool.core.groups import Group, GroupAssembler
 from pool.producers.producer import Producer
 from pool.readers.scan import Scan, decode_message
 from pool.topics import STEPS, find_topics
-from replay.export import parquet as _  # noqa: F401  loading pyarrow is not exporting
+from replay.export import parquet as _  # noqa: F401  imported here, so that loading pyarrow is not measured
 from replay.export.command import export
 from replay.importer.command import import_files
 from replay.offset_ranges import stored_ranges
@@ -38,7 +38,7 @@ def run(connection: Connection) -> None:
     topics.create(connection, partitions=PARTITIONS)
     asyncio.run(fill(connection, GROUPS))
     with tempfile.TemporaryDirectory() as folder:
-        exports = places(Path(folder))
+        exports = new_paths(Path(folder))
         bare, scanned, parquet, flat, jsonl = compare(
             lambda: assemble(connection),
             lambda: scan(connection),
@@ -52,16 +52,16 @@ def run(connection: Connection) -> None:
                 "decode and assemble into groups": bare,
                 "the same by Scan": scanned,
                 "export to Parquet": parquet,
-                "the same, a Step in each row": flat,
+                "the same, one row per Step": flat,
                 "export to JSON lines": jsonl,
             },
-            "wanted: Scan at least 0.80, Parquet at least 0.50",
+            "target: Scan at least 0.80, Parquet at least 0.50",
         )
         show_import(connection, next(exports))
         show_memory(connection.model_copy(update={"topic_prefix": "many."}), Path(folder))
 
 
-def places(folder: Path) -> Iterator[Path]:
+def new_paths(folder: Path) -> Iterator[Path]:
     while True:
         yield folder / uuid.uuid4().hex
 
@@ -82,10 +82,10 @@ def scan(connection: Connection) -> int:
     assemblers = {n: GroupAssembler() for n in range(find_topics(connection)[STEPS].partitions)}
     with Scan(connection, STEPS, stored_ranges(connection, STEPS)) as messages:
         for message in messages:
-            one = decode_message(message, codec)
-            item = assemblers[one.partition].feed(one)
+            record = decode_message(message, codec)
+            item = assemblers[record.partition].feed(record)
             if isinstance(item, Group):
-                assemblers[one.partition].decide(item, one.offset)
+                assemblers[record.partition].decide(item, record.offset)
             count += 1
     return count
 
@@ -102,7 +102,7 @@ def show_import(connection: Connection, folder: Path) -> None:
     started = time.perf_counter()
     import_files(ImportSettings(**other.model_dump(), files=(folder,)))
     rate = GROUPS * GROUP_SIZE * STEPS_EACH / (time.perf_counter() - started)
-    print(f"  import of the Parquet files, checked first: {rate:,.0f} Steps/s")
+    print(f"  import of the Parquet files, validation included: {rate:,.0f} Steps/s")
 
 
 def show_memory(connection: Connection, folder: Path) -> None:
@@ -110,21 +110,24 @@ def show_memory(connection: Connection, folder: Path) -> None:
     asyncio.run(fill(connection, MANY_STEPS // (GROUP_SIZE * STEPS_EACH)))
     other = connection.model_copy(update={"topic_prefix": "many-again."})
     topics.create(other, partitions=PARTITIONS)
-    print(f"\n{MANY_STEPS:,} Steps of 512 + 256 tokens, by the command in a process of its own")
-    export_ = ["export", "--topic", "steps", "--into"]
+    print(f"\n{MANY_STEPS:,} Steps of 512 + 256 tokens, by the command in its own process")
+    export_arguments = ["export", "--topic", "steps", "--into"]
     quarter = MANY_STEPS // PARTITIONS // 4
     commands = {
-        "a quarter to Parquet": (connection, [*export_, f"{folder}/part", "--until", str(quarter)]),
-        "all to Parquet": (connection, [*export_, f"{folder}/all"]),
-        "all to JSON lines": (connection, [*export_, f"{folder}/all.jsonl"]),
+        "a quarter to Parquet": (
+            connection,
+            [*export_arguments, f"{folder}/part", "--until", str(quarter)],
+        ),
+        "all to Parquet": (connection, [*export_arguments, f"{folder}/all"]),
+        "all to JSON lines": (connection, [*export_arguments, f"{folder}/all.jsonl"]),
         "all from Parquet": (other, ["import", f"{folder}/all"]),
     }
-    for name, (target, words) in commands.items():
-        seconds, peak = measured(target, words)
+    for name, (target, arguments) in commands.items():
+        seconds, peak = measure_command(target, arguments)
         steps = MANY_STEPS // 4 if name.startswith("a quarter") else MANY_STEPS
         rate, mib = steps / seconds, peak / 2**20
-        print(f"  {name:<24} {rate:>8,.0f} Steps/s   {mib:>6.0f} MiB at its peak")
-    print("  wanted: the same peak for any number of Steps")
+        print(f"  {name:<24} {rate:>8,.0f} Steps/s   {mib:>6.0f} MiB peak")
+    print("  target: a peak that does not depend on the number of Steps")
 
 
 RUN = """
@@ -133,17 +136,18 @@ from steplog.cli import main
 assert main() == 0
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
-"""What the system says about a child would begin with the memory of its parent."""
+"""The process reports its own peak: the one that the system reports for a child includes memory of its
+parent before exec."""
 
 
-def measured(connection: Connection, words: list[str]) -> tuple[float, int]:
-    """Seconds and the highest resident memory, in bytes."""
-    where = ["--bootstrap", connection.bootstrap, "--topic-prefix", connection.topic_prefix]
+def measure_command(connection: Connection, arguments: list[str]) -> tuple[float, int]:
+    """Runs `steplog replay`; returns the seconds and the peak of resident memory in bytes."""
+    address = ["--bootstrap", connection.bootstrap, "--topic-prefix", connection.topic_prefix]
     started = time.perf_counter()
-    told = subprocess.run(
-        [sys.executable, "-c", RUN, "replay", *words, *where],
+    completed = subprocess.run(
+        [sys.executable, "-c", RUN, "replay", *arguments, *address],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    return time.perf_counter() - started, int(told.stdout.split()[-1]) * 1024
+    return time.perf_counter() - started, int(completed.stdout.split()[-1]) * 1024

@@ -1,13 +1,13 @@
-"""New weights on their way to engines, beside a bare broadcast of the same bytes in the same processes.
+"""Sending new weights to engines, compared with a bare broadcast of the same bytes.
 
     python -m bench.weights                    gloo on CPUs, a small model
     python -m bench.weights --transport nccl   a Qwen2 of 0.5e9 parameters; needs a GPU
-    … --kill                                   also: one of two engines dies in the middle
+    … --kill                                   also kills one of two engines during a transfer
 
-The sending side is the trainer's own, `EngineFleet.sync`, with all phases over HTTP. An engine is a
-process that answers vLLM's control routes and receives with what runs in vLLM's workers; only the model
-behind it is plain: it copies what comes. With NCCL all share one GPU: each process claims a host of its
-own, so that the bytes go over sockets, in both of the compared. Without vLLM: see `bench.carry`.
+The sender is the trainer's own `EngineFleet.sync`, with all phases over HTTP. An engine is a process
+that answers vLLM's control routes and receives with the code that runs in vLLM's workers; its model
+only copies what it receives. With NCCL all processes share one GPU, and each pretends to be a host of
+its own, so that both measurements go over sockets. On a machine without vLLM see `bench.vllm_files`.
 """
 
 import argparse
@@ -56,7 +56,7 @@ DEVICES = {"nccl": "cuda", "gloo": "cpu"}
 
 
 class Receiver:
-    """One engine: vLLM's routes, and its receiving side around a plain model."""
+    """An engine: vLLM's control routes and receiving code, around a model that only stores weights."""
 
     def __init__(self, transport: str) -> None:
         self.transport = transport
@@ -66,10 +66,10 @@ class Receiver:
         self.label = "default"
         self.paused = False
         self.die = False
-        self.held: dict[str, torch.Tensor] = {}
-        self.engine = self.made()
+        self.stored: dict[str, torch.Tensor] = {}
+        self.engine = self._make_engine()
 
-    def made(self) -> Any:
+    def _make_engine(self) -> Any:
         parallel = SimpleNamespace(data_parallel_index=0, world_size=1, rank=0)
         config = SimpleNamespace(parallel_config=parallel, model_config=None)
         model = SimpleNamespace(load_weights=self.load, modules=lambda: ())
@@ -80,16 +80,16 @@ class Receiver:
 
     def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in tensors:
-            if name in self.held:
-                self.held[name].copy_(tensor)
+            if name in self.stored:
+                self.stored[name].copy_(tensor)
             else:
-                self.held[name] = tensor.clone()
+                self.stored[name] = tensor.clone()
         if self.die:
             os.kill(os.getpid(), 9)
 
     def get(self, path: str) -> dict[str, Any]:
         if path == "/check":
-            return {"check": {name: checksum(each) for name, each in self.held.items()}}
+            return {"check": {name: checksum(each) for name, each in self.stored.items()}}
         return {"weight_version": self.label, "is_paused": self.paused, "world_size": 1}
 
     def post(self, path: str, body: dict[str, Any]) -> None:
@@ -105,15 +105,15 @@ class Receiver:
         elif path == "/die":
             self.die = True
         elif path == "/bare":
-            bare(self.transport, 1, self.device, body["bytes"], body["port"])
+            broadcast(self.transport, 1, self.device, body["bytes"], body["port"])
 
 
 def checksum(tensor: torch.Tensor) -> int:
     return int(tensor.detach().contiguous().view(-1).view(torch.uint8).to(torch.int64).sum().item())
 
 
-def bare(transport: str, rank: int, device: torch.device, size: int, port: int) -> list[float]:
-    """Seconds of each broadcast of so many bytes, with torch's own process group."""
+def broadcast(transport: str, rank: int, device: torch.device, size: int, port: int) -> list[float]:
+    """Broadcasts `size` bytes with torch's process group; returns the seconds of each round."""
     dist.init_process_group(
         transport, init_method=f"tcp://{HOST}:{port}", rank=rank, world_size=2, device_id=None
     )
@@ -130,8 +130,8 @@ def bare(transport: str, rank: int, device: torch.device, size: int, port: int) 
     return seconds
 
 
-def serve(transport: str, port: int, place: int) -> None:
-    os.environ["NCCL_HOSTID"] = f"engine-{place}"
+def serve(transport: str, port: int, index: int) -> None:
+    os.environ["NCCL_HOSTID"] = f"engine-{index}"
     torch.set_num_threads(1)
     if transport == "nccl":
         torch.cuda.set_device(0)
@@ -173,8 +173,8 @@ def engines(transport: str, count: int) -> Iterator[list[str]]:
     spawning = multiprocessing.get_context("spawn")
     ports = [free_port() for _ in range(count)]
     processes = [
-        spawning.Process(target=serve, args=(transport, port, place), daemon=True)
-        for place, port in enumerate(ports)
+        spawning.Process(target=serve, args=(transport, port, index), daemon=True)
+        for index, port in enumerate(ports)
     ]
     for process in processes:
         process.start()
@@ -208,7 +208,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def model_of(transport: str) -> Any:
+def build_model(transport: str) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(**SHAPES[transport], tie_word_embeddings=True, dtype="bfloat16")
@@ -223,15 +223,13 @@ def change(model: Any) -> None:
 
 
 def check(url: str, model: Any) -> None:
-    held = ask(url + "/check")["check"]
+    stored = ask(url + "/check")["check"]
     ours = {name: checksum(each) for name, each in model.named_parameters()}
-    wrong = [name for name in ours if held.get(name) != ours[name]]
-    assert not wrong, (
-        f"the engine has other weights than the trainer: {len(wrong)}, first {wrong[:3]}"
-    )
+    wrong = [name for name in ours if stored.get(name) != ours[name]]
+    assert not wrong, f"{len(wrong)} weights of the engine differ from the trainer's: {wrong[:3]} …"
 
 
-def synced(weights: EngineFleet, model: Any, number: int) -> tuple[SyncReport, float]:
+def sync(weights: EngineFleet, model: Any, number: int) -> tuple[SyncReport, float]:
     change(model)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -253,7 +251,7 @@ def compare(transport: str, model: Any, buffers: list[int]) -> None:
         port = free_port()
         thread = threading.Thread(target=ask, args=(url + "/bare", {"bytes": size, "port": port}))
         thread.start()
-        limit = min(bare(transport, 0, torch.device(DEVICES[transport]), size, port)[1:])
+        limit = min(broadcast(transport, 0, torch.device(DEVICES[transport]), size, port)[1:])
         thread.join()
         print(f"  {'':<32} {'seconds':>8} {'GB/s':>6} {'of bare':>8}  phases (ms)")
         print(
@@ -268,14 +266,14 @@ def compare(transport: str, model: Any, buffers: list[int]) -> None:
             rounds = []
             for _ in range(ROUNDS):
                 number += 1
-                rounds.append(synced(weights, model, number))
+                rounds.append(sync(weights, model, number))
             check(url, model)
             weights.close()
             report, best = min(rounds[1:], key=lambda each: each[1])
             phases = " ".join(f"{name} {took * 1e3:.0f}" for name, took in report.seconds.items())
             phases += f" (the first, with join: {rounds[0][1]:.2f} s)"
             show(f"sync, buffers of {buffer} MiB", size, best, limit, phases)
-    print("  of bare: how many times the bare broadcast's time; the goal is 1.5 at most")
+    print("  of bare: time relative to the bare broadcast; target: at most 1.5")
 
 
 def show(name: str, size: int, seconds: float, limit: float, phases: str) -> None:
@@ -286,20 +284,20 @@ def show(name: str, size: int, seconds: float, limit: float, phases: str) -> Non
 
 
 def kill(transport: str, model: Any) -> None:
-    """What the others wait for when one dies."""
+    """Measures how long the other engine waits when one is killed during a transfer."""
     with engines(transport, 2) as urls:
         settings = WeightsSettings(
             engines=tuple(urls), weights_transport=transport, weights_buffer_bytes=2**26
         )
         weights = EngineFleet(settings, ModuleSource(model))
-        _, usual = synced(weights, model, 1)
-        _, usual = synced(weights, model, 2)
+        _, usual = sync(weights, model, 1)
+        _, usual = sync(weights, model, 2)
         ask(urls[1] + "/die", {})
-        report, took = synced(weights, model, 3)
+        report, took = sync(weights, model, 3)
         assert report.engines == (urls[0],), report
         check(urls[0], model)
         print(
-            f"\none of two engines killed in the middle: the other has the version after {took:.2f} s"
+            f"\none of two engines killed during the transfer: the other was done after {took:.2f} s"
         )
         print(
             f"  (undisturbed {usual:.2f} s); {report.failures[0].phase}: {report.failures[0].reason}"
@@ -310,10 +308,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transport", choices=["gloo", "nccl"], default="gloo")
     parser.add_argument("--buffers", type=int, nargs="+", default=[64, 256, 1024], help="in MiB")
-    parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--kill", action="store_true", help="also kill an engine")
     options = parser.parse_args()
     os.environ["NCCL_HOSTID"] = "trainer"
-    model = model_of(options.transport)
+    model = build_model(options.transport)
     compare(options.transport, model, options.buffers)
     if options.kill:
         kill(options.transport, model)

@@ -1,8 +1,8 @@
-"""The least that a recording proxy can do: the floor that the gateway is compared with.
+"""A minimal recording proxy: the floor with which the gateway is compared.
 
-One call in, one call to the engine, its answer into Kafka, the acknowledgement awaited, an answer out.
-Raw ASGI, aiohttp, orjson. No template, no trajectories, no schema, no second engine; a tokenizer only
-if one is named, since an engine that takes ids must be sent some.
+It takes a call, calls the engine, writes the answer to Kafka, awaits the acknowledgement and answers.
+Raw ASGI, aiohttp, orjson; no template, no trajectories, no schema, one engine. Without --tokenizer it
+sends the engine a fixed prompt.
 
     python -m bench.gateway.floor --engine URL --bootstrap HOST:PORT --topic NAME --port PORT
         [--tokenizer FILE]
@@ -45,12 +45,12 @@ class Floor:
         choice = answer["choices"][0]
         await self._record(scope["path"], prompt, choice)
         text = bytes(i for i in choice["token_ids"] if i < 128).decode()
-        told = {
+        completion = {
             "object": "chat.completion",
             "choices": [{"index": 0, "message": {"role": "assistant", "content": text}}],
         }
         await send({"type": "http.response.start", "status": 200, "headers": JSON})
-        await send({"type": "http.response.body", "body": orjson.dumps(told)})
+        await send({"type": "http.response.body", "body": orjson.dumps(completion)})
 
     def _start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -64,10 +64,10 @@ class Floor:
             }
         )
 
-    def _prompt(self, asked: Any) -> list[int]:
-        if self._tokenizer is None or "messages" not in asked:
+    def _prompt(self, request: Any) -> list[int]:
+        if self._tokenizer is None or "messages" not in request:
             return PROMPT
-        ids: list[int] = self._tokenizer.encode(asked["messages"][0]["content"]).ids
+        ids: list[int] = self._tokenizer.encode(request["messages"][0]["content"]).ids
         return ids
 
     async def _generate(self, prompt: list[int]) -> Any:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 
-class Sent(NamedTuple):
+class HttpRequest(NamedTuple):
     """One request, ready for the wire."""
 
     path: str
@@ -21,14 +21,14 @@ class Sent(NamedTuple):
         return head.encode() + self.body
 
 
-class Connection:
-    """One kept-alive connection."""
+class HttpConnection:
+    """A persistent HTTP/1.1 connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
-    async def call(self, request: Sent) -> bytes:
+    async def call(self, request: HttpRequest) -> bytes:
         self._writer.write(request.encode())
         head = await self._reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
@@ -50,18 +50,18 @@ class Connection:
         self._writer.close()
 
 
-async def connect(url: str) -> Connection:
+async def connect(url: str) -> HttpConnection:
     address = urlsplit(url)
-    return Connection(*await asyncio.open_connection(address.hostname, address.port))
+    return HttpConnection(*await asyncio.open_connection(address.hostname, address.port))
 
 
-async def closed_loop(url: str, requests: list[Sent], at_once: int) -> float:
-    """All requests, so many at a time; gives the seconds."""
-    waiting = iter(requests)
+async def closed_loop(url: str, requests: list[HttpRequest], at_once: int) -> float:
+    """Sends all requests, `at_once` of them concurrently; returns the seconds."""
+    remaining = iter(requests)
     connections = [await connect(url) for _ in range(at_once)]
 
-    async def agent(connection: Connection) -> None:
-        for request in waiting:
+    async def agent(connection: HttpConnection) -> None:
+        for request in remaining:
             await connection.call(request)
 
     began = time.perf_counter()
@@ -73,15 +73,15 @@ async def closed_loop(url: str, requests: list[Sent], at_once: int) -> float:
 
 
 async def open_loop(
-    url: str, request: Callable[[int], Sent], rate: float, count: int
+    url: str, request: Callable[[int], HttpRequest], rate: float, count: int
 ) -> list[float]:
-    """Calls begin by the clock, whether earlier ones are done or not; gives their latencies."""
-    idle: list[Connection] = []
+    """Starts calls at a fixed rate, whether earlier ones are done or not; returns sorted latencies."""
+    idle: list[HttpConnection] = []
     latencies = []
 
     async def call(at: int) -> None:
         began = time.perf_counter()
-        # The one that was idle longest: servers close connections that nobody uses.
+        # The one that was idle longest, because servers close idle connections.
         connection = idle.pop(0) if idle else await connect(url)
         await connection.call(request(at))
         idle.append(connection)

@@ -1,4 +1,4 @@
-"""What a captured call costs in the gateway, against the floor in the same run."""
+"""The cost of a recorded call in the gateway, compared with a minimal proxy (the floor)."""
 
 import asyncio
 import subprocess
@@ -14,8 +14,8 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from bench.gateway.load import Sent, closed_loop, open_loop
-from bench.gateway.prose import build_tokenizer, passages, source_code, source_text
+from bench.gateway.load import HttpRequest, closed_loop, open_loop
+from bench.gateway.prompts import build_tokenizer, passages, source_code, source_text
 from bench.gateway.streams import hold_streams
 from pool import topics
 from pool.connection import Connection
@@ -34,11 +34,11 @@ SLOW_STREAM = {
     "chunk": 16,
     "chunk_delay": 2.0,
 }
-"""Long enough for all of them to be open at the same time."""
+"""Slow enough that all streams are open at the same time."""
 ROOT = Path(__file__).parents[2]
 
 
-class Server(NamedTuple):
+class ServerProcess(NamedTuple):
     url: str
     process: psutil.Process
 
@@ -47,28 +47,28 @@ class Server(NamedTuple):
         return float(times.user + times.system)
 
 
-class Case(NamedTuple):
-    server: Server
+class CallCase(NamedTuple):
+    server: ServerProcess
     calls_each: int
-    """Calls of a trajectory."""
+    """Calls per trajectory."""
     same_prompt: int
-    """Calls, one after the other, with equal messages."""
+    """Consecutive calls with equal messages."""
     texts: Iterator[str]
 
-    def requests(self, name: str, count: int) -> list[Sent]:
-        found = [next(self.texts) for _ in range(0, count, self.same_prompt)]
+    def requests(self, name: str, count: int) -> list[HttpRequest]:
+        texts = [next(self.texts) for _ in range(0, count, self.same_prompt)]
         return [
-            request(
-                f"{name}-{self.calls_each}", at // self.calls_each, found[at // self.same_prompt]
+            chat_request(
+                f"{name}-{self.calls_each}", at // self.calls_each, texts[at // self.same_prompt]
             )
             for at in range(count)
         ]
 
 
-class Cost(NamedTuple):
+class CallCost(NamedTuple):
     rate: float
     cpu: float
-    """Milliseconds of the server's processor time per call."""
+    """Milliseconds of the server's CPU time per call."""
 
 
 def run(connection: Connection) -> None:
@@ -89,24 +89,28 @@ def run(connection: Connection) -> None:
 
 
 def show_costs(
-    floor: Server, tokenizing: Server, gateway: Server, texts: Iterator[str], code: Iterator[str]
+    floor: ServerProcess,
+    tokenizing: ServerProcess,
+    gateway: ServerProcess,
+    texts: Iterator[str],
+    code: Iterator[str],
 ) -> None:
     cases = {
-        "floor: proxy, orjson, awaited ack": Case(floor, 1, 1, texts),
-        "floor that tokenizes, too": Case(tokenizing, 1, 1, texts),
-        "floor that tokenizes, code": Case(tokenizing, 1, 1, code),
-        "gateway, a known prompt, open trajectory": Case(gateway, 4, CALLS, texts),
-        "gateway, groups of 8 share their prompt": Case(gateway, 1, 8, texts),
-        "gateway, every call a new prompt and trajectory": Case(gateway, 1, 1, texts),
-        "the same, code with words never seen": Case(gateway, 1, 1, code),
+        "floor: proxy, orjson, awaited ack": CallCase(floor, 1, 1, texts),
+        "floor that also tokenizes": CallCase(tokenizing, 1, 1, texts),
+        "floor that tokenizes, code": CallCase(tokenizing, 1, 1, code),
+        "gateway, a known prompt, open trajectory": CallCase(gateway, 4, CALLS, texts),
+        "gateway, groups of 8 share their prompt": CallCase(gateway, 1, 8, texts),
+        "gateway, every call a new prompt and trajectory": CallCase(gateway, 1, 1, texts),
+        "the same, code with unseen words": CallCase(gateway, 1, 1, code),
     }
-    best: dict[str, Cost] = {}
+    best: dict[str, CallCost] = {}
     for turn in range(ROUNDS):
         for number, (name, case) in enumerate(cases.items()):
-            cost = closed(case, f"{turn}-{number}")
+            cost = measure_calls(case, f"{turn}-{number}")
             if name not in best or cost.cpu < best[name].cpu:
                 best[name] = cost
-    raw = next(iter(best.values()))
+    floor_cost = next(iter(best.values()))
     print(
         f"\nGateway: {PROMPT_TOKENS} + {RESPONSE_TOKENS} tokens, durable, {AT_ONCE} at once, "
         f"stub engine, best of {ROUNDS} rounds of {CALLS:,} calls"
@@ -115,28 +119,30 @@ def show_costs(
     for name, cost in best.items():
         print(
             f"  {name:<48} {cost.rate:>10,.0f} {cost.cpu:>8.2f} "
-            f"{cost.rate / raw.rate:>9.2f} {cost.cpu / raw.cpu:>6.2f}"
+            f"{cost.rate / floor_cost.rate:>9.2f} {cost.cpu / floor_cost.cpu:>6.2f}"
         )
-    print("  wanted: at most 1.5 ms of CPU, and 1.6 times the floor")
+    print("  target: at most 1.5 ms of CPU, and 1.6 times the floor")
 
 
-def closed(case: Case, name: str) -> Cost:
-    warm = case.requests(f"warm-{name}", AT_ONCE * 4)
-    asyncio.run(closed_loop(case.server.url, warm, AT_ONCE))
+def measure_calls(case: CallCase, name: str) -> CallCost:
+    warm_up = case.requests(f"warm-{name}", AT_ONCE * 4)
+    asyncio.run(closed_loop(case.server.url, warm_up, AT_ONCE))
     requests = case.requests(name, CALLS)
     before = case.server.cpu()
     seconds = asyncio.run(closed_loop(case.server.url, requests, AT_ONCE))
-    return Cost(CALLS / seconds, (case.server.cpu() - before) / CALLS * 1e3)
+    return CallCost(CALLS / seconds, (case.server.cpu() - before) / CALLS * 1e3)
 
 
-def request(name: str, trajectory: int, text: str) -> Sent:
+def chat_request(name: str, trajectory: int, text: str) -> HttpRequest:
     body = {"model": "default", "messages": [{"role": "user", "content": text}]}
     path = f"/t{name}-{trajectory}/p{name}-{trajectory // 8}/v1/chat/completions"
-    return Sent(path, msgspec.json.encode(body))
+    return HttpRequest(path, msgspec.json.encode(body))
 
 
-def show_latency(engine: str, floor: Server, gateway: Server, texts: Iterator[str]) -> None:
-    direct = Sent(
+def show_latency(
+    engine: str, floor: ServerProcess, gateway: ServerProcess, texts: Iterator[str]
+) -> None:
+    direct = HttpRequest(
         "/inference/v1/generate",
         msgspec.json.encode(
             {"token_ids": list(range(PROMPT_TOKENS)), "sampling_params": {"logprobs": 0}}
@@ -147,8 +153,8 @@ def show_latency(engine: str, floor: Server, gateway: Server, texts: Iterator[st
     prompts = [next(texts) for _ in range(int(RATE * seconds) // 8)]
     rows = {
         "the engine alone": (engine, lambda _: direct),
-        "floor": (floor.url, lambda at: request("latency-floor", at // 4, prompts[at // 8])),
-        "gateway": (gateway.url, lambda at: request("latency", at // 4, prompts[at // 8])),
+        "floor": (floor.url, lambda at: chat_request("latency-floor", at // 4, prompts[at // 8])),
+        "gateway": (gateway.url, lambda at: chat_request("latency", at // 4, prompts[at // 8])),
     }
     print(f"\nLatency at an offered {RATE:.0f} calls/s (open loop, {seconds} s each), milliseconds")
     print(f"  {'':<44} {'p50':>8} {'p99':>8} {'added p50':>10}")
@@ -158,13 +164,13 @@ def show_latency(engine: str, floor: Server, gateway: Server, texts: Iterator[st
         p50, p99 = (latencies[int(len(latencies) * q)] * 1e3 for q in (0.5, 0.99))
         base = base or p50
         print(f"  {name:<44} {p50:>8.2f} {p99:>8.2f} {p50 - base:>10.2f}")
-    print("  wanted: at most 5 ms added")
+    print("  target: at most 5 ms added")
 
 
 @contextmanager
 def running_floor(
     engine: str, connection: Connection, tokenizer: Path | None = None
-) -> Iterator[Server]:
+) -> Iterator[ServerProcess]:
     port = free_port()
     options = ["--engine", engine, "--bootstrap", connection.bootstrap, "--port", str(port)]
     options += ["--topic", connection.topic_name("steps")]
@@ -174,7 +180,9 @@ def running_floor(
 
 
 @contextmanager
-def running_gateway(engine: str, connection: Connection, tokenizer: Path) -> Iterator[Server]:
+def running_gateway(
+    engine: str, connection: Connection, tokenizer: Path
+) -> Iterator[ServerProcess]:
     port = free_port()
     command = [str(Path(sys.executable).with_name("steplog")), "gateway", "--port", str(port)]
     command += ["--bootstrap", connection.bootstrap, "--topic-prefix", connection.topic_prefix]
@@ -184,17 +192,17 @@ def running_gateway(engine: str, connection: Connection, tokenizer: Path) -> Ite
 
 
 @contextmanager
-def running(command: Sequence[str], port: int, probe: str) -> Iterator[Server]:
+def running(command: Sequence[str], port: int, probe: str) -> Iterator[ServerProcess]:
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
-        server = Server(f"http://127.0.0.1:{port}", psutil.Process(process.pid))
+        server = ServerProcess(f"http://127.0.0.1:{port}", psutil.Process(process.pid))
         try:
-            wait(server.url + probe)
+            wait_until_up(server.url + probe)
             yield server
         finally:
             process.kill()
 
 
-def wait(url: str) -> None:
+def wait_until_up(url: str) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -202,4 +210,4 @@ def wait(url: str) -> None:
                 return
         except OSError:
             time.sleep(0.1)
-    raise RuntimeError(f"nothing answers at {url}")
+    raise RuntimeError(f"no server answers at {url}")

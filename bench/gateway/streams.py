@@ -1,11 +1,11 @@
-"""Thousands of streams at once, held open by one gateway process."""
+"""Memory of one gateway process with thousands of concurrent streams."""
 
 import asyncio
 
 import msgspec
 import psutil
 
-from bench.gateway.load import Sent, connect
+from bench.gateway.load import HttpRequest, connect
 
 
 def hold_streams(url: str, process: psutil.Process, count: int, text: str) -> None:
@@ -13,18 +13,19 @@ def hold_streams(url: str, process: psutil.Process, count: int, text: str) -> No
     idle = process.memory_info().rss
     peak = asyncio.run(_hold(url, process, count, text))
     print(f"  resident: {idle / 2**20:.0f} MiB before, {peak / 2**20:.0f} MiB at the peak")
-    print("  wanted: under 1,024 MiB")
+    print("  target: under 1,024 MiB")
 
 
 async def _hold(url: str, process: psutil.Process, count: int, text: str) -> int:
-    """All are open at the same time, since the engine takes its time between tokens."""
+    """All streams are open at the same time, because the engine pauses between tokens. Returns the peak
+    of resident memory."""
     streams = asyncio.gather(*(_stream(url, at, text) for at in range(count)))
     peak = 0
     while not streams.done():
         peak = max(peak, process.memory_info().rss)
         await asyncio.sleep(0.1)
-    whole = await streams
-    assert all(body.endswith(b"data: [DONE]\n\n") for body in whole)
+    bodies = await streams
+    assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
     return peak
 
 
@@ -33,6 +34,6 @@ async def _stream(url: str, at: int, text: str) -> bytes:
     body = {"model": "", "messages": messages, "stream": True}
     connection = await connect(url)
     path = f"/stream-{at}/streams-{at // 8}/v1/chat/completions"
-    answer = await connection.call(Sent(path, msgspec.json.encode(body)))
+    answer = await connection.call(HttpRequest(path, msgspec.json.encode(body)))
     connection.close()
     return answer

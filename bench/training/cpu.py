@@ -1,8 +1,8 @@
-"""`python -m bench training`: a training step on the CPU beside TRL's, on the same model and rows.
+"""A training step on the CPU beside TRL's, with the same model and rows.
 
-TRL's part is its own: GRPOTrainer's loss on rows padded as its collator does (prompts to the left,
-completions to the right), the backward pass, clipping and AdamW, in micro-batches of 8 rows. Ours is
-Learner.step. Useful tokens are those of rows; padding is none.
+TRL runs GRPOTrainer's loss on rows padded by its own rules (prompts left, completions right), the
+backward pass, clipping and AdamW, in micro-batches of 8 rows. steplog runs Learner.step. Only tokens of
+rows are counted, not padding.
 """
 
 import contextlib
@@ -50,23 +50,23 @@ def model() -> Any:
 def run() -> None:
     batch = batch_of(lengths(ROWS, MEAN, MOST), 4096)
     tokens = sum(len(row) for sample in batch.samples for row in sample.rows)
-    # On a busy machine two threads would wait for each other; on one, both sides get the same.
+    # With several threads, a busy machine would disturb one side more than the other.
     torch.set_num_threads(1)
     print(f"\ntraining step on one core, {tokens:,} tokens in {ROWS} rows")
     steps = {"TRL": trl_step(batch), "steplog": our_step(batch)}
-    # In turns, so that whatever else the machine does meets both.
-    taken: dict[str, list[float]] = {name: [] for name in steps}
+    # In turns, so that other load on the machine affects both.
+    durations: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS + 1):
         for name, step in steps.items():
-            taken[name].append(seconds(step))
-    speeds = {name: tokens / min(each[1:]) for name, each in taken.items()}
+            durations[name].append(seconds(step))
+    speeds = {name: tokens / min(each[1:]) for name, each in durations.items()}
     for name, speed in speeds.items():
         print(f"{name:12}{speed:12,.0f} tokens/s")
     print(f"{'ratio':12}{speeds['steplog'] / speeds['TRL']:12.1f}")
 
 
 def seconds(step: Callable[[], Any]) -> float:
-    """Of the processor: others may use the machine."""
+    """CPU seconds of a step, since the machine may be shared."""
     began = time.process_time()
     step()
     return time.process_time() - began

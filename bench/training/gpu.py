@@ -1,9 +1,9 @@
-"""`python -m bench.training.gpu`: useful tokens per second of a training step on one GPU.
+"""Tokens per second of a training step on one GPU: `python -m bench.training.gpu`.
 
 A model of the shape of Qwen2.5-0.5B with random weights, rows of log-normal length, and the whole
-step: packs, log-probs, loss, backward pass, clipping, AdamW. Beside it the usual loop with padded
-rows in the same run. Useful tokens are those of rows; padding and filling are none. Needs torch,
-transformers, numpy and pydantic. `--tiny` runs everything small, on any machine.
+step: packs, log-probs, loss, backward pass, clipping, AdamW; and for comparison the usual loop with
+padded rows. Only tokens of rows are counted, not padding. Needs torch, transformers, numpy and
+pydantic. `--tiny` runs everything with a tiny model, on any machine.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from bench.training import plain
+from bench.training import padded_loop
 from bench.training.rows import batch_of, lengths
 from trainer.algorithm.settings import LossSettings
 from trainer.learner import Learner
@@ -61,7 +61,8 @@ def model(tiny: bool, device: Any, dtype: Any = torch.float32) -> Any:
 
 
 def operations(shape: Any, batch: Any) -> float:
-    """Of a step without any recomputation: 6 per weight and token, attention apart."""
+    """Floating point operations of a step without recomputation: 6 per weight and token, plus
+    attention."""
     rows = [row for sample in batch.samples for row in sample.rows]
     sizes = np.array([len(row) for row in rows], np.float64)
     trained = sum(int(row.trainable.sum()) for row in rows)
@@ -75,7 +76,7 @@ def operations(shape: Any, batch: Any) -> float:
     return float(6 * layers * linear * sizes.sum() + head + attended)
 
 
-class Table:
+class SpeedTable:
     def __init__(self, shape: Any, device: Any) -> None:
         self._shape, self._device = shape, device
         self.best = 0.0
@@ -113,19 +114,19 @@ class Table:
         return torch.cuda.max_memory_allocated() / GIB if self._device.type == "cuda" else 0.0
 
 
-def usual(tiny: bool, device: Any, table: Table, batch: Any) -> None:
+def usual(tiny: bool, device: Any, table: SpeedTable, batch: Any) -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     peer = model(tiny, device, dtype).train()
     optimiser = torch.optim.AdamW(peer.parameters(), lr=1e-6, fused=device.type == "cuda")
     for rows_at_once in (4, 8):
         name = f"usual loop, {rows_at_once} padded rows at once"
-        step = partial(plain.step, peer, optimiser, batch, rows_at_once, device)
+        step = partial(padded_loop.step, peer, optimiser, batch, rows_at_once, device)
         speed = table.measure(name, batch, step)
         table.usual = max(table.usual, speed)
 
 
 def variants(quick: bool) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Name, settings, and how else the run differs."""
+    """Name, learner settings, and other options of each variant."""
     packed = {"tokens_per_pack": 32768, "compile": False}
     fast = packed | {"compile": True}
     yield "packs of 32k", packed, {}
@@ -144,7 +145,7 @@ def variants(quick: bool) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]
 
 
 def ours(
-    tiny: bool, device: Any, table: Table, batch: Any, settings: dict[str, Any], how: Any
+    tiny: bool, device: Any, table: SpeedTable, batch: Any, settings: dict[str, Any], how: Any
 ) -> None:
     if tiny:
         settings = settings | {"tokens_per_pack": settings["tokens_per_pack"] // 16}
@@ -164,7 +165,7 @@ def ours(
         )
         name = f"{how['name']} ({learner.model.mode.kernel}, {learner.model.mode.head})"
         table.best = max(table.best, table.measure(name, batch, lambda: learner.step(batch)))
-        if how.get("profile") and how.get("wanted"):
+        if how.get("profile") and how.get("is_profiled"):
             _profile(learner, batch)
     finally:
         logprobs.CHUNK_BYTES.update(kept)
@@ -184,7 +185,7 @@ def _profile(learner: Learner, batch: Any) -> None:
 
 
 def same_gradient(tiny: bool, device: Any) -> None:
-    """Packed against row by row with the model's own attention: the same gradient, but for bf16."""
+    """Prints how close the gradients are: of packed rows, and row by row with the model's attention."""
     learner = Learner(model(tiny, device), LearnerSettings(), LossSettings(), device=device)
     batch = batch_of(lengths(8, 100, 300, seed=5), learner.model.causal.config.vocab_size)
     (parts,) = learner.minibatches(batch)
@@ -204,14 +205,14 @@ def same_gradient(tiny: bool, device: Any) -> None:
 
 
 def main() -> None:
-    reader = argparse.ArgumentParser()
-    reader.add_argument("--tiny", action="store_true")
-    reader.add_argument("--quick", action="store_true")
-    reader.add_argument("--profile", action="store_true")
-    reader.add_argument(
-        "--limit", type=float, default=270, help="no new variant after so many seconds"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, on any machine")
+    parser.add_argument("--quick", action="store_true", help="only the main variants")
+    parser.add_argument("--profile", action="store_true", help="print a profile of a step")
+    parser.add_argument(
+        "--limit", type=float, default=270, help="seconds after which no new variant is started"
     )
-    given = reader.parse_args()
+    options = parser.parse_args()
     began = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.distributed.init_process_group(
@@ -220,34 +221,34 @@ def main() -> None:
         rank=0,
         world_size=1,
     )
-    shape = config(given.tiny)
-    mean, most = (60, 300) if given.tiny else (600, 3072)
-    batch = batch_of(lengths(32 if given.tiny else 512, mean, most), shape.vocab_size)
-    fewer = batch_of(lengths(32 if given.tiny else 128, mean, most), shape.vocab_size)
+    shape = config(options.tiny)
+    mean, most = (60, 300) if options.tiny else (600, 3072)
+    batch = batch_of(lengths(32 if options.tiny else 512, mean, most), shape.vocab_size)
+    fewer = batch_of(lengths(32 if options.tiny else 128, mean, most), shape.vocab_size)
     tokens = sum(len(row) for sample in batch.samples for row in sample.rows)
     print(f"{torch.__version__}, {device}, {tokens:,} tokens in {len(batch.samples)} rows\n")
-    table = Table(shape, device)
+    table = SpeedTable(shape, device)
 
-    def attempt(what: Callable[[], None]) -> None:
+    def attempt(work: Callable[[], None]) -> None:
         try:
-            what()
-        except Exception:  # one variant that fails must not take the others along
+            work()
+        except Exception:  # a variant that fails must not end the run
             traceback.print_exc()
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
-    attempt(lambda: same_gradient(given.tiny, device))
-    attempt(lambda: usual(given.tiny, device, table, fewer))
-    for name, settings, how in variants(given.quick):
-        if time.perf_counter() - began > given.limit:
+    attempt(lambda: same_gradient(options.tiny, device))
+    attempt(lambda: usual(options.tiny, device, table, fewer))
+    for name, settings, how in variants(options.quick):
+        if time.perf_counter() - began > options.limit:
             print(f"no time left for: {name}")
             continue
-        how = how | {"name": name, "wanted": given.profile}
-        attempt(partial(ours, given.tiny, device, table, batch, settings, how))
+        how = how | {"name": name, "is_profiled": options.profile}
+        attempt(partial(ours, options.tiny, device, table, batch, settings, how))
     times = table.best / max(table.usual, 1)
     print(f"\nbest {table.best:,.0f} tokens/s, {times:.1f} times the usual loop")
-    print(f"{time.perf_counter() - began:.0f} s in all")
+    print(f"total: {time.perf_counter() - began:.0f} s")
     torch.distributed.destroy_process_group()
 
 

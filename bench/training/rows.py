@@ -1,4 +1,4 @@
-"""Rows as agents make them: a few long, most short, a third of the tokens prompt."""
+"""Training rows with lengths like those of agents: most short, a few long, a third of them prompt."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,17 +15,17 @@ SPREAD = 0.8
 
 
 def lengths(count: int, mean: int, most: int, seed: int = 0) -> "np.ndarray[Any, Any]":
-    """Log-normal, cut off at `most`."""
+    """Log-normal lengths, at most `most`."""
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - SPREAD**2 / 2, SPREAD, count)
     return np.clip(drawn, 16, most).astype(np.int64)
 
 
 def batch_of(sizes: "np.ndarray[Any, Any]", vocabulary: int, seed: int = 0) -> Any:
-    """Has the fields of trainer.data.batch.Batch, and needs nothing of the log."""
+    """An object with the fields of trainer.data.batch.Batch, made without the log."""
     rng = np.random.default_rng(seed)
     samples = [
-        Sample(str(place), place // GROUP, 0.0, False, (_row(int(size), vocabulary, rng),))
-        for place, size in enumerate(sizes)
+        Sample(str(index), index // GROUP, 0.0, False, (_row(int(size), vocabulary, rng),))
+        for index, size in enumerate(sizes)
     ]
     return SimpleNamespace(
         version=4,

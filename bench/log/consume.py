@@ -1,4 +1,4 @@
-"""Read, decode and assemble into groups, against the raw client reading the same bytes."""
+"""Reading, decoding and assembling into groups, compared with the raw client reading the same bytes."""
 
 import time
 import uuid
@@ -14,7 +14,7 @@ from pool.core.trajectories import StrayRecord
 from pool.topics import STEPS, find_topics
 
 COMMIT_EVERY = 0.1
-"""Seconds between two transactions, as a service would have it."""
+"""Seconds between two transactions, as in a service."""
 
 
 def run(connection: Connection) -> None:
@@ -30,48 +30,50 @@ def run(connection: Connection) -> None:
             "raw confluent-kafka": raw,
             "decode into typed records": decoded,
             "decode and assemble into groups": assembled,
-            "the same by StatefulConsumer, from joining on": consumed,
+            "the same by StatefulConsumer, joining included": consumed,
         },
-        "wanted: groups at 10,000 Steps/s per core or 0.15 of raw, whichever is higher",
+        "target: groups at 10,000 Steps/s per core or 0.15 of raw, whichever is higher",
     )
 
 
-def assigned(connection: Connection) -> tuple[Consumer, int]:
-    """A reader of everything that the topic holds now, and how many records that is."""
+def open_consumer(connection: Connection) -> tuple[Consumer, int]:
+    """A consumer of all records that the topic holds now, and their number."""
     consumer = Consumer(consumer_options(connection, "bench"))
     topic = connection.topic_name(STEPS)
-    places = [TopicPartition(topic, n, 0) for n in range(find_topics(connection)[STEPS].partitions)]
-    consumer.assign(places)
-    return consumer, sum(consumer.get_watermark_offsets(place)[1] for place in places)
+    partitions = [
+        TopicPartition(topic, n, 0) for n in range(find_topics(connection)[STEPS].partitions)
+    ]
+    consumer.assign(partitions)
+    return consumer, sum(consumer.get_watermark_offsets(partition)[1] for partition in partitions)
 
 
 def read_raw(connection: Connection) -> int:
-    consumer, count = assigned(connection)
-    left = count
-    while left:
-        left -= len(consumer.consume(BATCH, 1.0))
+    consumer, count = open_consumer(connection)
+    remaining = count
+    while remaining:
+        remaining -= len(consumer.consume(BATCH, 1.0))
     consumer.close()
     return count
 
 
 def read_and_decode(connection: Connection) -> int:
-    consumer, count = assigned(connection)
+    consumer, count = open_consumer(connection)
     codec = connection.codec()
-    left = count
-    while left:
+    remaining = count
+    while remaining:
         for message in consumer.consume(BATCH, 1.0):
             codec.decode(message.value())
-            left -= 1
+            remaining -= 1
     consumer.close()
     return count
 
 
 def assemble(connection: Connection) -> int:
-    consumer, count = assigned(connection)
+    consumer, count = open_consumer(connection)
     codec = connection.codec()
     assemblers = {n: GroupAssembler() for n in range(find_topics(connection)[STEPS].partitions)}
-    left = count
-    while left:
+    remaining = count
+    while remaining:
         for message in consumer.consume(BATCH, 1.0):
             partition, offset = message.partition() or 0, message.offset() or 0
             item = assemblers[partition].feed(
@@ -79,13 +81,13 @@ def assemble(connection: Connection) -> int:
             )
             if isinstance(item, Group):
                 assemblers[partition].decide(item, offset)
-            left -= 1
+            remaining -= 1
     consumer.close()
     return count
 
 
 def consume(connection: Connection) -> int:
-    _, count = assigned(connection)
+    _, count = open_consumer(connection)
     assemblers: dict[int, GroupAssembler] = {}
 
     def assembler(partition: int) -> GroupAssembler:

@@ -1,4 +1,4 @@
-"""Prompts of real text, and a tokenizer that splits them as a model's would: about 4 bytes a token."""
+"""Prompts of real text, and a tokenizer with about 4 bytes per token, as those of models have."""
 
 import json
 import sysconfig
@@ -28,7 +28,7 @@ def source_text() -> str:
 
 
 def source_code() -> str:
-    """Python's own library. Every passage has words that none had before."""
+    """Python's standard library: every passage has words that no earlier one had."""
     code = ""
     for file in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if len(code) < CODE_CHARACTERS and "site-packages" not in file.parts:
@@ -37,7 +37,7 @@ def source_code() -> str:
 
 
 def build_tokenizer(folder: Path) -> Path:
-    """Trained on the project's own documentation."""
+    """Trains a tokenizer on the project's documentation."""
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
     backend.decoder = ByteLevelDecoder()
@@ -49,23 +49,23 @@ def build_tokenizer(folder: Path) -> Path:
     )
     backend.train_from_iterator([source_text()], trainer)
     backend.save(str(folder / "tokenizer.json"))
-    # Written by hand: transformers would load torch for it.
-    about = {
+    # Written without transformers, which would import torch.
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": SPECIAL[1],
         "pad_token": SPECIAL[2],
         "chat_template": PLAIN,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
 
 def passages(folder: Path, tokens: int, text: str, step: int) -> Iterator[str]:
-    """Different pieces of the text, each of so many tokens with the template around it. One begins
-    `step` tokens behind the other."""
+    """Different passages of the text, each of `tokens` tokens including the chat template. They start
+    `step` tokens apart."""
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     encoded = array("i")
-    for at in range(0, len(text), AT_ONCE):  # what a tokenizer tells of 16 MB would take a gigabyte
+    for at in range(0, len(text), AT_ONCE):  # encoding 16 MB at once would take a gigabyte
         encoded.extend(backend.encode(text[at : at + AT_ONCE]).ids)
     template = len(backend.encode("<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n").ids)
     for number in count():

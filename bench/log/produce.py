@@ -1,11 +1,11 @@
-"""Encode and produce with acknowledgements, against the raw client moving the same bytes."""
+"""Encoding and producing with acknowledgements, compared with the raw client and the same bytes."""
 
 import asyncio
 
 from confluent_kafka import Producer as ConfluentProducer
 
+from bench.log.steps import StepFactory, key
 from bench.measure import compare, show
-from bench.steps import StepFactory, key
 from pool import topics
 from pool.connection import Connection
 from pool.producers.output import producer_options
@@ -27,8 +27,8 @@ def run(connection: Connection) -> None:
     )
     show(
         f"Produce {len(records):,} records: Steps of 512 + 256 tokens and their Ends, acks=all, zstd",
-        {"raw confluent-kafka, bytes ready": raw, "pool.Producer, encoding included": ours},
-        "wanted: at least 0.50 of raw",
+        {"raw confluent-kafka, already encoded": raw, "pool.Producer, encoding included": ours},
+        "target: at least 0.50 of raw",
     )
 
 
@@ -51,11 +51,11 @@ def produce_raw(connection: Connection, values: list[tuple[str, bytes]]) -> int:
 
 async def produce_ours(connection: Connection, records: list[Record]) -> int:
     async with Producer(connection, connection.codec()) as producer:
-        waiting = iter(records)
+        remaining = iter(records)
 
         async def agent() -> int:
             sent = 0
-            for record in waiting:
+            for record in remaining:
                 await producer.send(STEPS, key(record), record)
                 sent += 1
             return sent

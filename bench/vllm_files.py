@@ -1,7 +1,7 @@
-"""What the bench of weights needs on a machine without vLLM: the few files of vLLM that send and
-receive weights, as they are, and the least around them that lets them be imported.
+"""Prepares `bench.weights` for a machine without vLLM: copies the few files of vLLM that send and
+receive weights, and writes stubs for the modules that they import.
 
-    python -m bench.carry build/carry [--python 3.12]
+    python -m bench.vllm_files build/vllm_files [--python 3.12]
 """
 
 import argparse
@@ -31,8 +31,8 @@ class Logger(logging.Logger):
 def init_logger(name):
     return Logger(name)
 """
-# vLLM refuses a CUDA NCCL before 2.29.7 because of two functions that are not used here, and then sends
-# nothing without a word; it does without them on ROCm only.
+# vLLM requires NCCL 2.29.7 on CUDA because of two functions that are not used here, and otherwise
+# silently sends nothing. It does without them only on ROCm.
 PLATFORMS = """
 import torch
 class current_platform:
@@ -78,18 +78,18 @@ STUBS = {
 PACKAGES = ("pydantic", "msgspec", "pybase64")
 
 
-def carry(folder: Path, python: str) -> None:
+def copy_files(folder: Path, python: str) -> None:
     spec = find_spec("vllm")
     assert spec is not None and spec.origin is not None, "vLLM is not installed here"
     for name, text in STUBS.items():
-        _place(folder / "vllm" / name).write_text(text)
+        _with_folder(folder / "vllm" / name).write_text(text)
     for name in FILES:
-        shutil.copyfile(Path(spec.origin).parent / name, _place(folder / "vllm" / name))
+        shutil.copyfile(Path(spec.origin).parent / name, _with_folder(folder / "vllm" / name))
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(folder)]
     subprocess.run([*install, "--python-version", python, *PACKAGES], check=True)
 
 
-def _place(file: Path) -> Path:
+def _with_folder(file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     return file
 
@@ -97,9 +97,9 @@ def _place(file: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", default="3.12", help="version there")
+    parser.add_argument("--python", default="3.12", help="Python version of that machine")
     options = parser.parse_args()
-    carry(options.folder, options.python)
+    copy_files(options.folder, options.python)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Memory follows open state: a million closed Steps read through leave it flat."""
+"""Memory depends on open state only: reading a million Steps of closed groups keeps it flat."""
 
 import asyncio
 from collections.abc import Iterator
 
 import psutil
 
-from bench.consume import assigned
-from bench.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
+from bench.log.consume import open_consumer
+from bench.log.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
 from pool import topics
 from pool.connection import Connection
 from pool.consumers.consumer import BATCH
@@ -15,8 +15,8 @@ from pool.core.progress import Received
 from pool.producers.producer import Producer
 from pool.topics import STEPS
 
-STEPS_IN_ALL = 1_000_000
-GROUPS = STEPS_IN_ALL // (GROUP_SIZE * STEPS_EACH)
+TOTAL_STEPS = 1_000_000
+GROUPS = TOTAL_STEPS // (GROUP_SIZE * STEPS_EACH)
 LINES = 10
 
 
@@ -24,11 +24,11 @@ def run(connection: Connection) -> None:
     topics.create(connection, partitions=4)
     asyncio.run(fill(connection))
     print(
-        f"\nRead {STEPS_IN_ALL:,} closed Steps of 8 + 8 tokens through one assembler per partition"
+        f"\nRead {TOTAL_STEPS:,} closed Steps of 8 + 8 tokens through one assembler per partition"
     )
     for read, resident in read_through(connection):
         print(f"  {read:>10,} records   {resident / 2**20:>7.1f} MiB resident")
-    print("  wanted: flat")
+    print("  target: flat")
 
 
 async def fill(connection: Connection) -> None:
@@ -43,7 +43,7 @@ async def fill(connection: Connection) -> None:
 
 
 def read_through(connection: Connection) -> Iterator[tuple[int, int]]:
-    consumer, count = assigned(connection)
+    consumer, count = open_consumer(connection)
     codec, process = connection.codec(), psutil.Process()
     assemblers: dict[int, GroupAssembler] = {}
     read, next_line = 0, count // LINES

@@ -1,5 +1,4 @@
-"""What scoring costs: exact match over whole trajectories, against pool's bare assembly; and a judge
-that takes a second."""
+"""Scoring: exact match on trajectories, compared with bare assembly; and a judge that takes 1 s."""
 
 import asyncio
 import json
@@ -15,9 +14,9 @@ import msgspec
 import psutil
 from confluent_kafka import Consumer, TopicPartition
 
-from bench.consume import assemble
+from bench.log.consume import assemble
+from bench.log.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
 from bench.measure import measure
-from bench.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
 from pool import topics
 from pool.connection import Connection
 from pool.consumers.consumer import consumer_options
@@ -30,8 +29,7 @@ from tests.tiny_model import build_tokenizer
 
 GROUPS = 1_000
 TRAJECTORIES = GROUPS * GROUP_SIZE
-RECORDS = STEPS_EACH + 1
-"""Of a trajectory."""
+RECORDS_PER_TRAJECTORY = STEPS_EACH + 1
 JUDGED = 1_000
 IN_FLIGHT = 100
 JUDGE = """
@@ -58,8 +56,8 @@ def run(connection: Connection) -> None:
 
 
 async def fill(connection: Connection, groups: int) -> None:
-    """Trajectories whose last answer is 42, which is right."""
-    records = (answering(record) for record in StepFactory(512, 256).records(groups))
+    """Writes trajectories whose last answer is 42, which exact match scores as right."""
+    records = (with_answer(record) for record in StepFactory(512, 256).records(groups))
     async with Producer(connection, connection.codec()) as producer:
 
         async def agent() -> None:
@@ -69,7 +67,7 @@ async def fill(connection: Connection, groups: int) -> None:
         await asyncio.gather(*(agent() for _ in range(1_000)))
 
 
-def answering(record: Record) -> Record:
+def with_answer(record: Record) -> Record:
     metadata = json.dumps({"answer": "42"})
     if isinstance(record, TrajectoryEnd):
         return msgspec.structs.replace(record, metadata=metadata, reward=None)
@@ -83,9 +81,12 @@ def answering(record: Record) -> Record:
 def show_exact_match(connection: Connection, tokenizer: Path) -> None:
     bare = measure(lambda: assemble(connection))
     with running_worker(connection, "exact_match", tokenizer) as worker:
-        seconds, cpu = drain(connection, worker, TRAJECTORIES * RECORDS)
+        seconds, cpu = drain(connection, worker, TRAJECTORIES * RECORDS_PER_TRAJECTORY)
     rows = {
-        "bare assembly, nothing written": (bare.rate / RECORDS, bare.records / bare.cpu / RECORDS),
+        "bare assembly, nothing written": (
+            bare.rate / RECORDS_PER_TRAJECTORY,
+            bare.records / bare.cpu / RECORDS_PER_TRAJECTORY,
+        ),
         "scored, in a transaction with the offsets": (TRAJECTORIES / seconds, TRAJECTORIES / cpu),
     }
     print(f"\nReward: exact match on {TRAJECTORIES:,} trajectories of {STEPS_EACH} Steps, 1 worker")
@@ -96,39 +97,39 @@ def show_exact_match(connection: Connection, tokenizer: Path) -> None:
             f"  {name:<44} {rate:>10,.0f} {rate / bare_rate:>8.2f} "
             f"{core:>10,.0f} {core / bare_core:>8.2f}"
         )
-    print("  wanted, per core: 1,000, and 0.2 of bare assembly; broker and worker share the cores")
+    print("  target per core: 1,000, and 0.2 of bare assembly; broker and worker share the cores")
 
 
 def show_judge(connection: Connection, judge: Path) -> None:
     spec = f"{judge}:judge?at_once={IN_FLIGHT}"
     with running_worker(connection, spec, None) as worker:
-        seconds, _ = drain(connection, worker, JUDGED * RECORDS)
+        seconds, _ = drain(connection, worker, JUDGED * RECORDS_PER_TRAJECTORY)
     print(f"\nReward: a judge that takes 1 s, {IN_FLIGHT} at once")
-    print(f"  {JUDGED / seconds:.0f} trajectories/s; wanted: 90")
+    print(f"  {JUDGED / seconds:.0f} trajectories/s; target: 90")
 
 
 def drain(connection: Connection, worker: psutil.Process, count: int) -> tuple[float, float]:
-    """Seconds from the first output to the last, and the processor time of all its processes."""
+    """Seconds from the first output to the last, and the CPU seconds of all processes of the worker."""
     topic = connection.topic_name(REWARDED)
     consumer = Consumer(consumer_options(connection, "bench-rewarded"))
-    places = [
+    partitions = [
         TopicPartition(topic, n, 0) for n in range(find_topics(connection)[REWARDED].partitions)
     ]
-    consumer.assign(places)
-    began, cpu, left = 0.0, 0.0, count
-    while left:
-        got = len(consumer.consume(500, 1.0))
-        if got and not began:
-            began, cpu = time.perf_counter(), processor(worker)
-            count, left = left - got, left - got
+    consumer.assign(partitions)
+    began, cpu, remaining = 0.0, 0.0, count
+    while remaining:
+        received = len(consumer.consume(500, 1.0))
+        if received and not began:
+            began, cpu = time.perf_counter(), cpu_seconds(worker)
+            remaining -= received
         else:
-            left -= got
-    seconds, used = time.perf_counter() - began, processor(worker) - cpu
+            remaining -= received
+    seconds, spent = time.perf_counter() - began, cpu_seconds(worker) - cpu
     consumer.close()
-    return seconds, used
+    return seconds, spent
 
 
-def processor(worker: psutil.Process) -> float:
+def cpu_seconds(worker: psutil.Process) -> float:
     times = [p.cpu_times() for p in (worker, *worker.children(recursive=True))]
     return float(sum(t.user + t.system for t in times))
 

@@ -1,4 +1,4 @@
-"""The records that are moved: random tokens, since anything else compresses better than life."""
+"""Records to measure with. Tokens are random: repeated ones would compress better than real data."""
 
 import os
 import random
@@ -21,8 +21,8 @@ def logprobs(count: int) -> bytes:
 
 
 class StepFactory:
-    """Groups of trajectories as agents make them, with Steps of a given number of tokens. Bodies are
-    drawn from a small stock, so that making records does not take longer than moving them."""
+    """Makes groups of trajectories with Steps of a given number of tokens. Their contents come from a
+    small stock, so that making records does not take longer than moving them."""
 
     def __init__(self, prompt: int, response: int, stock: int = 256) -> None:
         self._bodies = [

@@ -1,4 +1,4 @@
-"""The usual loop, to compare with: rows padded in micro-batches, all logits, one log-softmax."""
+"""The usual training loop, for comparison: micro-batches of padded rows, all logits, log-softmax."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,9 +31,9 @@ def _loss(model: Any, rows: Sequence[Any], advantages: Sequence[float], device: 
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
     logprobs = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0]
     ratio = (logprobs - behaviour[:, 1:]).exp()
-    worth = torch.tensor(advantages, dtype=torch.float32, device=device)[:, None]
-    clipped = ratio.clamp(CLIP_LOW, CLIP_HIGH) * worth
-    return -(torch.minimum(ratio * worth, clipped) * trainable[:, 1:]).sum()
+    weights = torch.tensor(advantages, dtype=torch.float32, device=device)[:, None]
+    clipped = ratio.clamp(CLIP_LOW, CLIP_HIGH) * weights
+    return -(torch.minimum(ratio * weights, clipped) * trainable[:, 1:]).sum()
 
 
 def padded(rows: Sequence[Any], device: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -42,8 +42,8 @@ def padded(rows: Sequence[Any], device: Any) -> tuple[Tensor, Tensor, Tensor, Te
 
     def filled(values: Callable[[Any], Any], dtype: Any) -> Tensor:
         table = np.zeros((len(rows), longest), dtype)
-        for place, row in enumerate(rows):
-            table[place, : len(row.ids)] = values(row)
+        for index, row in enumerate(rows):
+            table[index, : len(row.ids)] = values(row)
         return torch.from_numpy(table).to(device)
 
     return (
