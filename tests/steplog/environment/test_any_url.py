@@ -11,8 +11,8 @@ import pytest
 from steplog import Environment, EnvironmentFailed, EnvironmentSettings, Rollout, evaluate, process
 from steplog.environment.backends.recording import Call, conversations
 from steplog.environment.records import progress
-from tests.steplog.environment.arrived import lines
 from tests.steplog.environment.openai_server import running_server
+from tests.steplog.environment.recorded_log import lines
 
 SCRIPT = "<script>alert(1)</script>"
 

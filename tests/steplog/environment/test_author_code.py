@@ -19,9 +19,9 @@ from steplog import (
     process,
 )
 from steplog.environment import commands
-from tests.steplog.environment.arrived import lines
 from tests.steplog.environment.environments import say
 from tests.steplog.environment.openai_server import running_server
+from tests.steplog.environment.recorded_log import lines
 
 
 class Plain(Environment[Any]):

@@ -8,7 +8,7 @@ import pytest
 from tests.gateway.running import RunningGateway
 from tests.reward.running import ends, running_worker, wait_for
 from tests.steplog.command import steplog
-from tests.steplog.environment.arrived import Arrived, lines, numbers, prompts
+from tests.steplog.environment.recorded_log import RecordedLog, lines, numbers, prompts
 
 pytestmark = pytest.mark.broker
 
@@ -29,15 +29,15 @@ def run(example: str, *words: str) -> str:
     return done.stdout
 
 
-def serve(gateway: RunningGateway, example: str, *words: str) -> Arrived:
+def serve(gateway: RunningGateway, example: str, *words: str) -> RecordedLog:
     """What the log has of the groups that it served."""
     run(example, "serve", "--gateway", gateway.url, "--jsonl", *words)
-    return Arrived(gateway.connection, prompts(Path("kept/rollouts.jsonl")))
+    return RecordedLog(gateway.connection, prompts(Path("kept/rollouts.jsonl")))
 
 
 def test_arithmetic_with_a_tool(gateway: RunningGateway) -> None:
     arrived = serve(gateway, "arithmetic_tool", "--groups", "3", "--group-size", "4")
-    groups = arrived.whole(4)
+    groups = arrived.complete_groups(4)
     assert numbers(groups) == [0, 1, 2]
     members = [told for group in groups.values() for told in group]
     assert {told.end.status for told in members} == {"completed"}
@@ -70,7 +70,7 @@ def test_a_game_of_several_turns_with_evaluations_in_between(gateway: RunningGat
         *(gateway, "guess_the_number", "--groups", "2", "--group-size", "4"),
         *("--highest", "20", "--turns", "6", "--eval-every", "2", "--eval-items", "3"),
     )
-    groups = arrived.whole(4)
+    groups = arrived.complete_groups(4)
     assert len(groups) == 2
     for members in groups.values():
         rewards = [told.end.reward or 0.0 for told in members]
@@ -86,7 +86,7 @@ def test_a_game_of_several_turns_with_evaluations_in_between(gateway: RunningGat
 
 def test_code_is_scored_by_the_reward_worker(gateway: RunningGateway, tokenizer: Path) -> None:
     arrived = serve(gateway, "code_unit_tests", "--groups", "4", "--group-size", "2")
-    groups = arrived.whole(2)
+    groups = arrived.complete_groups(2)
     assert len(groups) == 4, "the whole data set, once"
     mine = {told.end.trajectory_uid: told for members in groups.values() for told in members}
     assert {told.end.reward for told in mine.values()} == {None}, "the environment scores nothing"
@@ -109,8 +109,8 @@ def test_an_evaluation_never_reaches_the_channel_train(gateway: RunningGateway) 
 def check_evaluated(gateway: RunningGateway, folder: Path, items: int, samples: int) -> None:
     told = json.loads((folder / "metrics.json").read_text())
     assert told["items"] == items and 0 <= told["metrics"]["reward"] <= 1.1
-    arrived = Arrived(gateway.connection, prompts(folder / "samples.jsonl"))
-    groups = arrived.whole(samples, "val")
+    arrived = RecordedLog(gateway.connection, prompts(folder / "samples.jsonl"))
+    groups = arrived.complete_groups(samples, "val")
     assert len(groups) == items and not arrived.groups("train")
     for trajectory in arrived.trajectories.values():
         assert {step.channel for step in trajectory.steps} == {"val"}

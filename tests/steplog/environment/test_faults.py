@@ -25,9 +25,16 @@ from tests.gateway.client import eventually
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.pool.log import write
-from tests.steplog.environment.arrived import Arrived, Told, lines, numbers, prompts, statuses
 from tests.steplog.environment.environments import Broken, Counting, Faulty, Market, running, say
 from tests.steplog.environment.player import running_player
+from tests.steplog.environment.recorded_log import (
+    RecordedLog,
+    RecordedTrajectory,
+    lines,
+    numbers,
+    prompts,
+    statuses,
+)
 from tests.tiny_model import EOS
 
 pytestmark = pytest.mark.broker
@@ -42,8 +49,8 @@ def settings(gateway: RunningGateway, **given: object) -> Counting.Settings:
     return Counting.Settings(**{**usual, **given})
 
 
-def served(gateway: RunningGateway) -> Arrived:
-    return Arrived(gateway.connection, prompts(Path("kept/rollouts.jsonl")))
+def served(gateway: RunningGateway) -> RecordedLog:
+    return RecordedLog(gateway.connection, prompts(Path("kept/rollouts.jsonl")))
 
 
 def test_a_rollout_that_fails_fails_alone(gateway: RunningGateway) -> None:
@@ -51,7 +58,7 @@ def test_a_rollout_that_fails_fails_alone(gateway: RunningGateway) -> None:
     chosen = settings(gateway, groups=1, group_size=size, rollout_timeout_s=8, attempts=2)
     asyncio.run(serve(Faulty(chosen)))
     arrived = served(gateway)
-    ((_, members),) = arrived.whole(size).items()
+    ((_, members),) = arrived.complete_groups(size).items()
     fine = [told for told in members if told.end.status == "completed"]
     assert [told.end.reward for told in fine] == [1.0, 1.0], "the fine one, and that of the retry"
     reasons = sorted(told.end.reason or "" for told in members if told.end.status == "failed")
@@ -73,7 +80,7 @@ def test_agents_of_a_rollout_are_compared_with_their_like(gateway: RunningGatewa
     asyncio.run(serve(Market(settings(gateway, groups=1, group_size=3))))
     (prompt,) = prompts(Path("kept/rollouts.jsonl"))
     names = [f"{prompt}.buyer", f"{prompt}.seller"]
-    groups = Arrived(gateway.connection, names).whole(3)
+    groups = RecordedLog(gateway.connection, names).complete_groups(3)
     rewards = {name: [told.end.reward for told in groups[name]] for name in names}
     assert rewards == {names[0]: [1.0] * 3, names[1]: [-1.0] * 3}
     assert all(len(told.steps) == 1 for members in groups.values() for told in members)
@@ -133,8 +140,8 @@ def ended_well(process: "subprocess.Popen[str]") -> None:
     assert process.returncode == 0, err
 
 
-def assert_all_twelve(arrived: Arrived) -> None:
-    groups = arrived.whole(2)
+def assert_all_twelve(arrived: RecordedLog) -> None:
+    groups = arrived.complete_groups(2)
     assert numbers(groups) == list(range(12)), "each once"
     for members in groups.values():
         assert statuses(members) == ["completed"] * 2
@@ -159,7 +166,7 @@ def test_no_group_is_lost_or_counted_twice_when_the_gateway_is_killed(
             gateway.kill()
             gateway = start(gateway.port)
         ended_well(process)
-    assert_all_twelve(Arrived(own_log))
+    assert_all_twelve(RecordedLog(own_log))
 
 
 @pytest.mark.slow
@@ -177,9 +184,11 @@ def test_an_environment_that_was_killed_goes_on_where_it_was(
             process.kill()
             process.communicate()
         ended_well(counting(gateway, "--api-key", KEY))
-        arrived = Arrived(own_log)
+        arrived = RecordedLog(own_log)
         assert_all_twelve(arrived)
-        left = {p: told for p, told in arrived.groups().items() if p not in arrived.whole(2)}
+        left = {
+            p: told for p, told in arrived.groups().items() if p not in arrived.complete_groups(2)
+        }
         assert left, "some groups were under way"
         for members in left.values():
             assert statuses(members) == ["cancelled"] * 2, "whole, and they hold up nobody"
@@ -212,15 +221,15 @@ def test_while_the_trainer_has_enough_work_waits(
             if len(decided) == 2:
                 eventually(lambda: gateway.metric("gateway_refused_groups_total") > 0)
                 assert process.poll() is None
-            groups = Arrived(own_log).groups()
+            groups = RecordedLog(own_log).groups()
             ended = [prompt for prompt in prompts(Path("kept/rollouts.jsonl")) if prompt in groups]
             decide(own_log, {p: groups[p] for p in ended if p not in decided})
             decided.update(ended)
         ended_well(process)
-    assert_all_twelve(Arrived(own_log))
+    assert_all_twelve(RecordedLog(own_log))
 
 
-def decide(connection: Connection, groups: dict[str, list[Told]]) -> None:
+def decide(connection: Connection, groups: dict[str, list[RecordedTrajectory]]) -> None:
     """As a trainer does."""
     entries = [
         DecidedGroup(
@@ -248,10 +257,10 @@ def test_asked_to_stop_it_cancels_what_runs_and_draws_it_again_later(
         eventually(lambda: len(kept()) >= 2)
         process.send_signal(signal.SIGTERM)
         ended_well(process)
-        told = Arrived(own_log).trajectories.values()
+        told = RecordedLog(own_log).trajectories.values()
         assert "cancelled" in statuses(told), "all of it has its end"
         ended_well(counting(gateway))
-    assert_all_twelve(Arrived(own_log))
+    assert_all_twelve(RecordedLog(own_log))
 
 
 def test_asked_to_stop_it_cancels_an_evaluation_too(
@@ -263,7 +272,7 @@ def test_asked_to_stop_it_cancels_an_evaluation_too(
         eventually(Path("examined").exists)
         process.send_signal(signal.SIGTERM)
         ended_well(process)
-    arrived = Arrived(own_log)
+    arrived = RecordedLog(own_log)
     assert not [told for told in arrived.trajectories.values() if not told.ends]
     examined = [told for members in arrived.groups("val").values() for told in members]
     assert set(statuses(examined)) == {"cancelled"}

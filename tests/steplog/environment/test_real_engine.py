@@ -12,7 +12,7 @@ from schemas import Step
 from schemas.packing import unpack_ids, unpack_logprobs
 from tests.gateway.real_engine.calls import REAL
 from tests.gateway.running import running_gateway
-from tests.steplog.environment.arrived import Arrived, lines, prompts
+from tests.steplog.environment.recorded_log import RecordedLog, lines, prompts
 from tests.steplog.environment.test_examples import run
 from tests.tiny_model import STRIPPING, build_model_apart
 from tests.vllm_engine import NAME, Engine, running_vllm
@@ -47,7 +47,7 @@ def test_served_turns_extend_each_other_exactly(
 ) -> None:
     with running_gateway(log, [engine.url], model) as gateway:
         run("guess_the_number", "serve", "--gateway", gateway.url, "--jsonl", *GAME)
-    groups = Arrived(log, prompts(Path("kept/rollouts.jsonl"))).whole(3)
+    groups = RecordedLog(log, prompts(Path("kept/rollouts.jsonl"))).complete_groups(3)
     assert len(groups) == 2
     for told in [told for members in groups.values() for told in members]:
         assert told.end.status in ("completed", "truncated") and told.end.reward is not None

@@ -16,7 +16,7 @@ from steplog.environment.records.metrics_writer import MetricsWriter
 from steplog.environment.records.progress import ProgressText, WorkSnapshot
 from steplog.environment.records.statistics import Statistics
 from steplog.environment.rollouts.rollout import GroupContext
-from tests.steplog.environment.arrived import lines
+from tests.steplog.environment.recorded_log import lines
 
 
 def rollout(reward: float | None, **given: Any) -> Rollout:

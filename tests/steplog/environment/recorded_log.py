@@ -14,7 +14,7 @@ from tests.pool.log import records
 
 
 @dataclass
-class Told:
+class RecordedTrajectory:
     """A trajectory, as the log has it."""
 
     steps: list[Step] = field(default_factory=list)
@@ -27,11 +27,11 @@ class Told:
         return end
 
 
-class Arrived:
+class RecordedLog:
     """Trajectories of `steps`, by uid and by prompt; all of them, or those of some prompts."""
 
     def __init__(self, connection: Connection, prompts: Collection[str] | None = None) -> None:
-        self.trajectories: defaultdict[str, Told] = defaultdict(Told)
+        self.trajectories: defaultdict[str, RecordedTrajectory] = defaultdict(RecordedTrajectory)
         for record in records(connection, STEPS):
             if prompts is None or getattr(record, "prompt_uid", "") in prompts:
                 self._add(record)
@@ -45,28 +45,30 @@ class Arrived:
             case Feedback():
                 self.trajectories[record.trajectory_uid].feedback.append(record)
 
-    def groups(self, channel: str = "train") -> dict[str, list[Told]]:
+    def groups(self, channel: str = "train") -> dict[str, list[RecordedTrajectory]]:
         """Ended trajectories of a channel, by prompt_uid."""
-        found: defaultdict[str, list[Told]] = defaultdict(list)
-        for told in self.trajectories.values():
-            if told.ends and told.end.channel == channel:
-                found[told.end.prompt_uid].append(told)
-        return dict(found)
+        groups: defaultdict[str, list[RecordedTrajectory]] = defaultdict(list)
+        for trajectory in self.trajectories.values():
+            if trajectory.ends and trajectory.end.channel == channel:
+                groups[trajectory.end.prompt_uid].append(trajectory)
+        return dict(groups)
 
-    def whole(self, size: int, channel: str = "train") -> dict[str, list[Told]]:
+    def complete_groups(
+        self, size: int, channel: str = "train"
+    ) -> dict[str, list[RecordedTrajectory]]:
         """Groups in which something was completed; each must have `size` members, neither more nor
         less."""
         groups = {
             prompt: members
             for prompt, members in self.groups(channel).items()
-            if any(told.end.status in ("completed", "truncated") for told in members)
+            if any(trajectory.end.status in ("completed", "truncated") for trajectory in members)
         }
         assert {len(members) for members in groups.values()} <= {size}, groups.keys()
         return groups
 
 
-def statuses(members: Iterable[Told]) -> list[str]:
-    return sorted(told.end.status for told in members)
+def statuses(members: Iterable[RecordedTrajectory]) -> list[str]:
+    return sorted(trajectory.end.status for trajectory in members)
 
 
 def numbers(prompts: Iterable[str]) -> list[int]:
@@ -76,8 +78,8 @@ def numbers(prompts: Iterable[str]) -> list[int]:
 
 def lines(file: Path) -> list[dict[str, Any]]:
     """Without the one that is being written."""
-    whole, _, _ = file.read_text().rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
+    complete, _, _ = file.read_text().rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines()]
 
 
 def prompts(file: Path) -> list[str]:
