@@ -177,7 +177,7 @@ async def test_a_topic_can_be_closed_as_soon_as_it_is_open(log: Connection) -> N
 
 
 async def test_a_topic_that_does_not_exist_is_named(connection: Connection) -> None:
-    with pytest.raises(TopicMismatch, match=f"topic {connection.topic_name(STEPS)} does not exist"):
+    with pytest.raises(TopicMismatch, match=f"Topic {connection.topic_name(STEPS)} does not exist"):
         async with open_topic(connection, STEPS):
             pass
 
