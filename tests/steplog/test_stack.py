@@ -14,8 +14,9 @@ import pytest
 
 from servicekit.errors import Fatal
 from steplog.processes import StartedProcess, start_time, wait_for
-from steplog.stack import stack
+from steplog.stack import commands, stack
 from steplog.stack.plan import StackPart, StackPlan
+from steplog.stack.settings import StackSettings
 from steplog.stack.state import PartState, StackFolder
 from tests.conftest import free_port
 from tests.steplog.command import STEPLOG, steplog
@@ -77,6 +78,13 @@ def kill_supervisor(folder: StackFolder) -> None:
     eventually(lambda: not folder.is_supervised())
 
 
+def status_of(directory: Path) -> str:
+    """What `steplog status` prints, at once: a process of its own could come too late."""
+    lines: list[str] = []
+    commands.status(StackSettings(dir=directory), lines.append)
+    return "\n".join(lines)
+
+
 KILLED_WHILE_IT_STARTS = """
 import os, pathlib, sys
 from steplog.processes import spawn
@@ -124,11 +132,11 @@ def test_a_part_that_hangs_is_started_again(directory: Path) -> None:
     first, second = pid_of(folder, "web"), pid_of(folder, "other")
     os.kill(first, signal.SIGSTOP)
     eventually(lambda: part(folder, "web").phase == "silent")
-    assert "silent" in steplog("status", "--dir", str(directory)).stdout
+    assert "silent" in status_of(directory)
     eventually(lambda: part(folder, "web").restarts == 1 and part(folder, "web").phase == "ready")
     assert start_time(first) is None
     assert (part(folder, "web").trouble or "").startswith("did not answer for ")
-    assert "did not answer for" in steplog("status", "--dir", str(directory)).stdout
+    assert "did not answer for" in status_of(directory)
     assert (pid_of(folder, "other"), part(folder, "other").restarts) == (second, 0)
 
 
