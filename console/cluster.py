@@ -10,7 +10,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicP
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from console.snapshot import CommittedOffset, PartitionBounds
+from console.snapshot import CommittedOffset, PartitionOffsets
 from pool.connection import Connection
 from pool.topics import find_topics, spec_of
 from servicekit.errors import BrokerUnavailable
@@ -38,7 +38,7 @@ class GroupFacts(NamedTuple):
 
 class ClusterFacts(NamedTuple):
     brokers: int
-    bounds: Mapping[PartitionId, PartitionBounds]
+    bounds: Mapping[PartitionId, PartitionOffsets]
     groups: Mapping[str, GroupFacts]
 
 
@@ -79,12 +79,12 @@ class Cluster:
 
     def _fetch_bounds(
         self, partitions: Iterable[PartitionId]
-    ) -> dict[PartitionId, PartitionBounds]:
+    ) -> dict[PartitionId, PartitionOffsets]:
         requests = {partition: TopicPartition(*partition) for partition in partitions}
         earliest = self._fetch_offsets(requests, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         latest = self._fetch_offsets(requests, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return {
-            partition: PartitionBounds(
+            partition: PartitionOffsets(
                 topic=partition.topic,
                 partition=partition.partition,
                 oldest=earliest[partition],

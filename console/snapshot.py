@@ -38,7 +38,7 @@ class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[PartitionLag]
 
 
-class PartitionBounds(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionOffsets(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     partition: int
     oldest: int
@@ -66,7 +66,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     brokers: int
     groups: list[GroupLag]
     runs: list[RunBacklog]
-    topics: list[PartitionBounds]
+    topics: list[PartitionOffsets]
 
 
 class CommittedOffset(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class CommittedOffset(msgspec.Struct, frozen=True):
 
 
 def partition_lag(
-    bounds: PartitionBounds, commit: CommittedOffset | None, written_at: float | None, now: float
+    bounds: PartitionOffsets, commit: CommittedOffset | None, written_at: float | None, now: float
 ) -> PartitionLag:
     """`written_at` is the time of the first record that the group has not processed."""
     start = bounds.oldest if commit is None else commit.offset

@@ -15,7 +15,7 @@ from typing import Any
 
 from servicekit.masking import mask_settings
 from steplog.environment.author_code import describe_error, required_call
-from steplog.environment.backends.backend import Backend, Registration
+from steplog.environment.backends.backend import Backend, TrajectoryRegistration
 from steplog.environment.backends.direct import Direct
 from steplog.environment.backends.gateway import Client
 from steplog.environment.environment import Environment, check
@@ -181,8 +181,8 @@ def home(environment: Environment[Any]) -> Path:
     return environment.settings.dir or Path(".steplog") / environment.title()
 
 
-def _registration(settings: EnvironmentSettings) -> Registration:
-    return Registration(CHANNEL, settings.group_size, settings.deadline_s)
+def _registration(settings: EnvironmentSettings) -> TrajectoryRegistration:
+    return TrajectoryRegistration(CHANNEL, settings.group_size, settings.deadline_s)
 
 
 def _key(settings: EnvironmentSettings) -> str | None:

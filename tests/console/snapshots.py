@@ -5,8 +5,8 @@ from typing import Any
 from console.snapshot import (
     ClusterSnapshot,
     GroupLag,
-    PartitionBounds,
     PartitionLag,
+    PartitionOffsets,
     RunBacklog,
     group_lag,
 )
@@ -41,7 +41,7 @@ def run(name: str = "run", **fields: Any) -> RunBacklog:
 
 def snapshot(*groups: GroupLag, runs: tuple[RunBacklog, ...] = ()) -> ClusterSnapshot:
     bounds = [
-        PartitionBounds(topic=one.topic, partition=p.partition, oldest=0, end=p.end)
+        PartitionOffsets(topic=one.topic, partition=p.partition, oldest=0, end=p.end)
         for one in groups
         for p in one.partitions
     ]

@@ -1,10 +1,10 @@
 """How lag is counted."""
 
-from console.snapshot import CommittedOffset, PartitionBounds, group_lag, partition_lag
+from console.snapshot import CommittedOffset, PartitionOffsets, group_lag, partition_lag
 from pool.core.bookmark import Bookmark, add_mark
 from tests.console.snapshots import partition
 
-BOUNDS = PartitionBounds(topic="steps", partition=3, oldest=10, end=100)
+BOUNDS = PartitionOffsets(topic="steps", partition=3, oldest=10, end=100)
 
 
 def test_lag_is_the_end_less_the_committed_offset() -> None:

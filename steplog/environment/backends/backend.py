@@ -25,7 +25,7 @@ class Ending(NamedTuple):
         return {name: value for name, value in values.items() if value is not None}
 
 
-class Registration(NamedTuple):
+class TrajectoryRegistration(NamedTuple):
     """What a trajectory is registered with."""
 
     channel: str = "train"
@@ -63,7 +63,7 @@ class Backend(Protocol):
 
     async def name_trajectory(self, prompt_uid: str) -> OpenTrajectory: ...
 
-    async def register(self, base_url: str, registration: Registration) -> float: ...
+    async def register(self, base_url: str, registration: TrajectoryRegistration) -> float: ...
 
     async def complete(self, base_url: str, ending: Ending) -> None: ...
 

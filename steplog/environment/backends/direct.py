@@ -5,7 +5,7 @@ import time
 
 import httpx2
 
-from steplog.environment.backends.backend import Ending, OpenTrajectory, Registration
+from steplog.environment.backends.backend import Ending, OpenTrajectory, TrajectoryRegistration
 from steplog.environment.backends.connections import Connections
 from steplog.environment.backends.gateway import LONGEST_PAUSE, SHORTEST_PAUSE
 from steplog.environment.backends.recording import describe_transport_error
@@ -45,7 +45,7 @@ class Direct:
     async def name_trajectory(self, prompt_uid: str) -> OpenTrajectory:
         return self._connections.trajectory(self._url, prompt_uid)
 
-    async def register(self, base_url: str, registration: Registration) -> float:  # noqa: ARG002
+    async def register(self, base_url: str, registration: TrajectoryRegistration) -> float:  # noqa: ARG002
         return 0.0
 
     async def complete(self, base_url: str, ending: Ending) -> None:

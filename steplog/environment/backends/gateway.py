@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from steplog.environment.backends.backend import Ending, OpenTrajectory, Registration
+from steplog.environment.backends.backend import Ending, OpenTrajectory, TrajectoryRegistration
 from steplog.environment.backends.connections import Connections
 from steplog.environment.backends.recording import Json, describe_transport_error
 from steplog.environment.errors import GatewayLost, GatewayRefused
@@ -73,7 +73,7 @@ class Client:
     ) -> OpenTrajectory:
         """Register a new trajectory. Trajectories with the same prompt_uid form a group."""
         trajectory = await self.name_trajectory(prompt_uid)
-        registration = Registration(channel, group_size, deadline_s, metadata or {})
+        registration = TrajectoryRegistration(channel, group_size, deadline_s, metadata or {})
         await self.register(trajectory.base_url, registration)
         return trajectory
 
@@ -105,7 +105,7 @@ class Client:
         base_url = f"{self._gateway}/{segment}/{quote(prompt_uid, safe='')}/v1"
         return self._connections.trajectory(base_url, prompt_uid)
 
-    async def register(self, base_url: str, registration: Registration) -> float:
+    async def register(self, base_url: str, registration: TrajectoryRegistration) -> float:
         """Waits until the trajectory is admitted; returns the seconds that it had to wait."""
         began = self._clock()
         refusals: list[float] = []

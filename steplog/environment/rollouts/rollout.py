@@ -29,8 +29,8 @@ from steplog.environment.backends.backend import (
     Backend,
     Ending,
     OpenTrajectory,
-    Registration,
     Status,
+    TrajectoryRegistration,
 )
 from steplog.environment.backends.recording import Call, Json, conversations
 from steplog.environment.errors import EnvironmentFailed, GatewayRefused, TryAgain
@@ -69,7 +69,7 @@ class GroupContext:
     """What the rollouts of a group share: the backend, and what their trajectories are opened with."""
 
     backend: Backend
-    registration: Registration
+    registration: TrajectoryRegistration
     prompt_uid: str
     agents: Sequence[str]
     timeout_s: float

@@ -18,7 +18,7 @@ from steplog.environment.author_code import (
     is_requested_cancellation,
     required_call,
 )
-from steplog.environment.backends.backend import Backend, Ending, Registration
+from steplog.environment.backends.backend import Backend, Ending, TrajectoryRegistration
 from steplog.environment.environment import Environment
 from steplog.environment.errors import EnvironmentFailed, GatewayRefused
 from steplog.environment.rollouts.group import Group
@@ -85,7 +85,7 @@ class GroupRunner(Generic[Item]):
             json.dumps(metadata)
         return GroupContext(
             backend=self.backend,
-            registration=Registration(
+            registration=TrajectoryRegistration(
                 channel=self._channel,
                 group_size=self._size,
                 deadline_s=settings.deadline_s,
@@ -141,7 +141,9 @@ async def _complete(backend: Backend, url: str, ending: Ending) -> None:
             raise
 
 
-async def close_unfinished(backend: Backend, journal: Journal, registration: Registration) -> None:
+async def close_unfinished(
+    backend: Backend, journal: Journal, registration: TrajectoryRegistration
+) -> None:
     """Close what an earlier process left open. Groups that had ended get their endings, all others are
     cancelled."""
     for number, item in sorted(journal.open.items()):
@@ -153,7 +155,9 @@ async def close_unfinished(backend: Backend, journal: Journal, registration: Reg
             journal.record_cancelled(number)
 
 
-async def _cancel_all(backend: Backend, urls: Sequence[str], registration: Registration) -> None:
+async def _cancel_all(
+    backend: Backend, urls: Sequence[str], registration: TrajectoryRegistration
+) -> None:
     """If any of them had started, the group counts as in flight until all of them have ended. So those
     that had not started are registered first."""
     ending = Ending("cancelled", reason=KILLED)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from servicekit.trackers import KINDS, TrackerKind, TrackerRow
 from steplog import Agent, EnvironmentFailed, Group, Rollout
-from steplog.environment.backends.backend import Registration
+from steplog.environment.backends.backend import TrajectoryRegistration
 from steplog.environment.backends.direct import Direct
 from steplog.environment.backends.recording import Call
 from steplog.environment.records.metrics_writer import MetricsWriter
@@ -25,7 +25,9 @@ def rollout(reward: float | None, **given: Any) -> Rollout:
     trajectory = asyncio.run(backend.name_trajectory("p"))
     messages: Any = [{"role": "user", "content": "?"}]
     trajectory.calls.append(Call(messages, {"role": "assistant", "content": "!"}, "stop", 10, 2.0))
-    context = GroupContext(backend, Registration(), "p", ("agent",), 1.0, 1, lambda _: None)
+    context = GroupContext(
+        backend, TrajectoryRegistration(), "p", ("agent",), 1.0, 1, lambda _: None
+    )
     return Rollout(context, {"agent": Agent("agent", trajectory, reward)}, "any", **given)
 
 
