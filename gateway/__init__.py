@@ -1,1 +1,1 @@
-"""Every HTTP way in: agents call, engines generate, and each call becomes a Step in the log."""
+"""The HTTP gateway: agents' LLM calls go to engines, and each call becomes a Step in the log."""

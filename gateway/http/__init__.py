@@ -1,1 +1,1 @@
-"""The HTTP edge: routes, requests and responses, API keys, the OpenAPI document."""
+"""The HTTP edge: endpoints, requests and responses, API keys, the OpenAPI document, the server."""
