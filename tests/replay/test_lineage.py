@@ -25,7 +25,7 @@ from steplog.kafka import local_kafka
 from tests.pool.log import until, write
 from tests.pool.records import feedback
 from tests.trainer.agents import RUN, group, submit
-from tests.trainer.decisions.deciding import deciding, verdicts
+from tests.trainer.decisions.live_run import running_decider, verdicts
 
 pytestmark = pytest.mark.broker
 
@@ -57,14 +57,14 @@ def log(kafka: local_kafka.Broker) -> Connection:
     submit(log, group("b"))
     submit(log, ends(group("few"), status="failed", reason="no room"))
     submit(log, ends(group("val"), channel="val"))
-    with deciding(log, max_age=0) as life:
-        life.open(0)
-        life.next_batch(1)
-        life.open(1)
+    with running_decider(log, max_age=0) as run:
+        run.open(0)
+        run.next_batch(1)
+        run.open(1)
         submit(log, group("c", version=1))
         submit(log, group("d", version=1))
         submit(log, group("old", version=0))
-        life.next_batch(2)
+        run.next_batch(2)
         _until_decided(log, "old-0", "few-0", "val-0")
         submit(log, group("half", size=4)[:6])
     write(log, STEPS, group("unscored"))
@@ -156,9 +156,9 @@ def posted(kafka: local_kafka.Broker) -> Connection:
     log = Connection(bootstrap=kafka.bootstrap, topic_prefix="test-lineage-posted.")
     topics.create(log, partitions=3)
     write(log, REWARDED, [scored("first")])
-    with deciding(log, accept_scored=True, groups_per_batch=1) as life:
-        life.open(0)
-        life.next_batch(1)
+    with running_decider(log, accept_scored=True, groups_per_batch=1) as run:
+        run.open(0)
+        run.next_batch(1)
     write(log, REWARDED, [scored("second")])
     return log
 

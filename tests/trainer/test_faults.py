@@ -19,8 +19,8 @@ from pool.topics import LEDGER, POLICY, REWARDED
 from schemas import PolicyVersion
 from tests.pool.log import committed, records
 from tests.trainer.agents import RUN, submit_groups
-from tests.trainer.decisions.deciding import decisions, trained
-from tests.trainer.lives import Life, settings_of
+from tests.trainer.decisions.live_run import decisions, trained
+from tests.trainer.trainer_process import TrainerProcess, settings_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -34,12 +34,14 @@ def log(connection: Connection) -> Connection:
 
 
 @contextmanager
-def living(settings: dict[str, Any], die: tuple[str, int] | None = None) -> Iterator[Life]:
-    life = Life(settings, die)
+def running_trainer(
+    settings: dict[str, Any], die: tuple[str, int] | None = None
+) -> Iterator[TrainerProcess]:
+    trainer = TrainerProcess(settings, die)
     try:
-        yield life
+        yield trainer
     finally:
-        life.end()
+        trainer.end()
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -58,10 +60,10 @@ def test_f8_of_two_trainers_one_works_and_the_other_waits_as_a_spare(
     log: Connection, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(log, tiny_model, tmp_path)
-    with living(settings) as first:
+    with running_trainer(settings) as first:
         until(lambda: (1, 0) in versions(log, "live"))
         until(lambda: count_members(log, f"steplog-trainer-{RUN}") == 1)
-        with living(settings) as spare:
+        with running_trainer(settings) as spare:
             submit_groups(log, ["a", "b"])
             until(lambda: (1, 1) in versions(log, "live"))
             first.process.kill()
@@ -78,10 +80,10 @@ def test_f8_a_trainer_that_stood_still_while_another_took_over_ends_itself(
     log: Connection, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(log, tiny_model, tmp_path)
-    with living(settings) as old:
+    with running_trainer(settings) as old:
         until(lambda: (1, 0) in versions(log, "live"))
         old.signal(signal.SIGSTOP)
-        with living(settings) as new:
+        with running_trainer(settings) as new:
             until(lambda: (2, 0) in versions(log, "live"))
             submit_groups(log, ["a", "b"])
             until(lambda: (2, 1) in versions(log, "live"))
@@ -100,12 +102,12 @@ def test_f13_decided_records_that_the_log_deleted_stop_the_trainer_until_it_may_
 ) -> None:
     submit_groups(log, [f"p{n}" for n in range(4)])
     settings = settings_of(log, tiny_model, tmp_path, versions=2)
-    assert Life(settings, ("trained", 2)).wait() == -9
+    assert TrainerProcess(settings, ("trained", 2)).wait() == -9
     delete_all(log, REWARDED)
-    assert Life(settings).wait() == 1, "it must not go on as if nothing were missing"
+    assert TrainerProcess(settings).wait() == 1, "it must not go on as if nothing were missing"
     assert len([d for d in decisions(log) if d.version is not None]) == 2
 
-    assert Life(settings | {"accept_loss": True}).wait() == 0
+    assert TrainerProcess(settings | {"accept_loss": True}).wait() == 0
     lost = [g for d in decisions(log) for g in d.groups if g.verdict == "lost"]
     assert len(lost) == 4
     assert versions(log, "live")[-1][1] == 2
@@ -115,13 +117,13 @@ def test_f20_a_trainer_that_was_away_skips_what_is_too_old_and_trains_on(
     log: Connection, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(log, tiny_model, tmp_path, max_age=1)
-    with living(settings) as life:
+    with running_trainer(settings) as trainer:
         until(lambda: (1, 0) in versions(log, "live"))
         submit_groups(log, ["a", "b"])
         until(lambda: (1, 1) in versions(log, "live"))
-        life.process.kill()
+        trainer.process.kill()
     submit_groups(log, [f"missed{n}" for n in range(400)], version=0)
-    with living(settings):
+    with running_trainer(settings):
         for version in (1, 2, 3):
             until(lambda version=version: (2, version) in versions(log, "live"))  # type: ignore[misc]
             submit_groups(log, [f"fresh{version}{n}" for n in "ab"], version=version, incarnation=2)

@@ -13,8 +13,8 @@ from pool.topics import LEDGER, POLICY
 from schemas import PolicyVersion
 from tests.pool.log import committed, records
 from tests.trainer.agents import RUN, submit_groups
-from tests.trainer.decisions.deciding import decisions
-from tests.trainer.lives import Life, settings_of
+from tests.trainer.decisions.live_run import decisions
+from tests.trainer.trainer_process import TrainerProcess, settings_of
 from tests.trainer.weights.stub_engine import StubEngine, running_stubs
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -72,8 +72,8 @@ def test_kills_at_every_gap_lose_nothing_and_train_nothing_twice(
     with running_stubs(1) as (engine,):
         killed["engines"] = (engine.url,)
         for gap in GAPS:
-            assert Life(killed, gap).wait() == -9, f"it did not come to {gap}"
-        assert Life(killed).wait() == 0
+            assert TrainerProcess(killed, gap).wait() == -9, f"it did not come to {gap}"
+        assert TrainerProcess(killed).wait() == 0
         check_engine(engine, weights(tmp_path / "killed", VERSIONS))
 
     made = decisions(log)
@@ -81,14 +81,14 @@ def test_kills_at_every_gap_lose_nothing_and_train_nothing_twice(
     assert len(trained) == len(set(trained)) == 2 * VERSIONS
     assert [d.version for d in made if d.version is not None] == list(range(1, VERSIONS + 1))
     Ledger(RUN, records(log, LEDGER))  # raises if a group was trained twice
-    lives = [
+    started = [
         r for r in committed(log, POLICY) if isinstance(r, PolicyVersion) and r.phase == "started"
     ]
-    assert [life.incarnation for life in lives] == list(range(1, len(GAPS) + 2))
+    assert [record.incarnation for record in started] == list(range(1, len(GAPS) + 2))
 
     # Without checkpoints, another trainer trains the whole ledger again, undisturbed.
     undisturbed = settings_of(log, tiny_model, tmp_path / "undisturbed", **fields)
-    assert Life(undisturbed).wait() == 0
+    assert TrainerProcess(undisturbed).wait() == 0
     ours, theirs = (
         weights(tmp_path / "killed", VERSIONS),
         weights(tmp_path / "undisturbed", VERSIONS),

@@ -19,9 +19,9 @@ from pool.topics import LEDGER, REWARDED
 from schemas import Outcome
 from tests.pool.log import records
 from tests.trainer.agents import RUN, submit_groups
-from tests.trainer.decisions.deciding import decisions, trained
-from tests.trainer.lives import Life, settings_of
+from tests.trainer.decisions.live_run import decisions, trained
 from tests.trainer.offline.history import offline
+from tests.trainer.trainer_process import TrainerProcess, settings_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -66,25 +66,25 @@ def test_each_reader_has_all_of_the_log_and_none_waits_for_another(
         connection, tiny_model, tmp_path, run="other", accept_runs=(RUN,), **CLASSIC, **fields
     )
     submit_groups(connection, FIRST)
-    lives = [Life(one), Life(other)]
+    trainers = [TrainerProcess(one), TrainerProcess(other)]
     try:
         until(lambda: all(versions(connection, run) == 2 for run in (RUN, "other")))
-        lives[0].signal(signal.SIGSTOP)
+        trainers[0].signal(signal.SIGSTOP)
         before = offsets(connection, f"steplog-trainer-{RUN}")
         submit_groups(connection, SECOND)
         until(lambda: versions(connection, "other") == 4)
-        assert Life(offline(connection, tiny_model, tmp_path, loss="cispo")).wait() == 0
+        assert TrainerProcess(offline(connection, tiny_model, tmp_path, loss="cispo")).wait() == 0
         with Dataset(connection, REWARDED, SelectionSettings()) as dataset:
             assert len(list(dataset)) == 32
         assert offsets(connection, f"steplog-trainer-{RUN}") == before
         assert sum(offsets(connection, "steplog-trainer-other")) > sum(before)
         assert versions(connection, RUN) == 2, "it stands still"
-        lives[0].end()
-        lives.append(Life(one))
+        trainers[0].end()
+        trainers.append(TrainerProcess(one))
         until(lambda: versions(connection, RUN) == 4)
     finally:
-        for life in lives:
-            life.end()
+        for trainer in trainers:
+            trainer.end()
     for run in (RUN, "other", "again"):
         assert sorted(trained_by(connection, run)) == FIRST + SECOND
         Ledger(run, records(connection, LEDGER))  # raises if a group was trained twice

@@ -17,7 +17,7 @@ from schemas import Outcome
 from tests.conftest import free_port
 from tests.pool.log import committed
 from tests.trainer.agents import RUN, submit_groups
-from tests.trainer.lives import Life, settings_of
+from tests.trainer.trainer_process import TrainerProcess, settings_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -61,7 +61,7 @@ def test_two_ranks_make_the_weights_that_one_process_makes(
     assert {outcome.metrics["trajectories"] for outcome in measured} == {12}, "of both ranks"
 
     alone = settings_of(log, tiny_model, tmp_path / "one", **fields)
-    assert Life(alone).wait() == 0
+    assert TrainerProcess(alone).wait() == 0
     ours, theirs = weights(tmp_path / "two"), weights(tmp_path / "one")
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
@@ -84,6 +84,6 @@ def test_when_one_rank_dies_all_stop_and_any_number_goes_on(
     ).stdout.split()
     os.kill(int(children[-1]), 9)
     assert ranks.wait(120) != 0
-    assert Life(settings | {"versions": VERSIONS}).wait() == 0
+    assert TrainerProcess(settings | {"versions": VERSIONS}).wait() == 0
     versions = [outcome.version for outcome in outcomes(log)]
     assert versions == list(range(1, VERSIONS + 1))

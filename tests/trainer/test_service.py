@@ -20,7 +20,7 @@ from tests.pool.log import committed, key_of, write
 from tests.telemetry.collector import Collector, running_collector
 from tests.trainer.agents import RUN, group, submit_groups
 from tests.trainer.data.test_scored import posted
-from tests.trainer.lives import settings_of
+from tests.trainer.trainer_process import settings_of
 from trainer.service import serve
 from trainer.settings import TrainSettings
 

@@ -90,12 +90,12 @@ RULES = (
 def find_alarms(metrics: Mapping[str, float], settings: AlarmSettings) -> list[str]:
     """The alarms that the metrics of one step raise."""
     broken = [name for name, value in metrics.items() if not math.isfinite(value)]
-    found = []
+    sentences = []
     if broken:
         names = ", ".join(broken)
-        found.append(f"not_finite: {names} became NaN or infinite; go back to a checkpoint")
+        sentences.append(f"not_finite: {names} became NaN or infinite; go back to a checkpoint")
     for rule in RULES:
         value, limit = metrics.get(rule.metric, math.nan), rule.limit(settings)
         if value < limit if rule.below else value > limit:
-            found.append(f"{rule.name}: {rule.sentence.format(value=value, limit=limit)}")
-    return found
+            sentences.append(f"{rule.name}: {rule.sentence.format(value=value, limit=limit)}")
+    return sentences

@@ -44,10 +44,10 @@ def _distribute(
         fitting = np.flatnonzero((room >= tokens[item]) | (load == 0))
         if len(fitting) == 0:
             return None
-        chosen = fitting[np.argmin(load[fitting])]
-        packs[chosen].append(int(item))
-        room[chosen] -= tokens[item]
-        load[chosen] += costs[item]
+        cheapest = fitting[np.argmin(load[fitting])]
+        packs[cheapest].append(int(item))
+        room[cheapest] -= tokens[item]
+        load[cheapest] += costs[item]
     return [sorted(pack) for pack in packs if pack]
 
 

@@ -16,7 +16,7 @@ from schemas import Decision, PolicyVersion, ScoredGroup
 from schemas.packing import pack_ids
 from tests.pool.records import RUN
 from tests.trainer.data.test_batch import batch_of
-from tests.trainer.decisions.deciding import reward
+from tests.trainer.decisions.live_run import reward
 from trainer.algorithm.settings import LossSettings
 from trainer.decisions.judge import Judge
 from trainer.decisions.settings import DecisionSettings

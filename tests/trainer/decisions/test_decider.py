@@ -18,7 +18,14 @@ from schemas import Feedback, PolicyVersion, Record, TrajectoryEnd
 from servicekit.errors import Fenced
 from tests.pool.log import records
 from tests.trainer.agents import RUN, group, submit, submit_groups
-from tests.trainer.decisions.deciding import GROUP, PATIENCE, deciding, decisions, trained, verdicts
+from tests.trainer.decisions.live_run import (
+    GROUP,
+    PATIENCE,
+    decisions,
+    running_decider,
+    trained,
+    verdicts,
+)
 from trainer.incarnation.live import LiveIncarnation
 
 pytestmark = pytest.mark.broker
@@ -39,9 +46,9 @@ def until(is_so: Callable[[], bool], seconds: float = PATIENCE) -> None:
 
 def test_a_decision_and_its_offsets_are_one_transaction(log: Connection) -> None:
     submit_groups(log, ["a", "b", "c"])
-    with deciding(log) as life:
-        life.open(0)
-        decision = life.next_batch(1)
+    with running_decider(log) as run:
+        run.open(0)
+        decision = run.next_batch(1)
         reader = Consumer(log.confluent(group_id=GROUP))
         asked = [TopicPartition(log.topic_name("rewarded"), p) for p in range(2)]
         committed = {at.partition: at.offset for at in read_offsets(reader, asked, PATIENCE)}
@@ -53,14 +60,14 @@ def test_a_decision_and_its_offsets_are_one_transaction(log: Connection) -> None
 
 def test_what_a_life_left_undecided_the_next_one_decides(log: Connection) -> None:
     submit_groups(log, [f"p{n}" for n in range(5)])
-    with deciding(log) as life:
-        life.open(0)
-        first = life.next_batch(1)
-    with deciding(log) as life:
-        assert life.life.number == 2
-        second = life.next_batch(2)
+    with running_decider(log) as run:
+        run.open(0)
+        first = run.next_batch(1)
+    with running_decider(log) as run:
+        assert run.incarnation.number == 2
+        second = run.next_batch(2)
         submit_groups(log, ["new"])
-        third = life.next_batch(3)
+        third = run.next_batch(3)
     seen = trained(first) + trained(second) + trained(third)
     assert sorted(seen) == ["new", "p0", "p1", "p2", "p3", "p4"]
 
@@ -68,30 +75,30 @@ def test_what_a_life_left_undecided_the_next_one_decides(log: Connection) -> Non
 def test_groups_without_variance_give_way_to_others(log: Connection) -> None:
     submit_groups(log, ["flat1", "flat2"], rewards=[1, 1, 1, 1])
     submit_groups(log, ["a", "b"])
-    with deciding(log) as life:
-        life.open(0)
-        assert sorted(trained(life.next_batch(1))) == ["a", "b"]
+    with running_decider(log) as run:
+        run.open(0)
+        assert sorted(trained(run.next_batch(1))) == ["a", "b"]
     found = verdicts(log)
     assert {found[f"flat1-{n}"] for n in range(4)} == {"no_variance"}
 
 
 def test_shrinking_trains_what_has_variance_among_those_looked_at(log: Connection) -> None:
     submit(log, [*group("flat", rewards=[0, 0, 0, 0]), *group("a")])
-    with deciding(log, no_variance="shrink") as life:
-        life.open(0)
-        assert trained(life.next_batch(1)) == ["a"]
+    with running_decider(log, no_variance="shrink") as run:
+        run.open(0)
+        assert trained(run.next_batch(1)) == ["a"]
     assert verdicts(log)["flat-0"] == "no_variance"
 
 
 def test_i8_a_record_older_than_allowed_is_refused_by_its_offset_alone(log: Connection) -> None:
     """Both groups claim the newest version they can; only where they lie tells them apart."""
-    with deciding(log, max_age=2, groups_per_batch=1) as life:
-        life.open(0)
+    with running_decider(log, max_age=2, groups_per_batch=1) as run:
+        run.open(0)
         submit_groups(log, ["old"], version=0)
         for version in (1, 2, 3):
-            life.open(version)
+            run.open(version)
         submit_groups(log, ["fresh"], version=3)
-        assert trained(life.next_batch(4)) == ["fresh"]
+        assert trained(run.next_batch(4)) == ["fresh"]
         until(lambda: "old-0" in verdicts(log))
     assert {verdicts(log)[f"old-{n}"] for n in range(4)} == {"stale"}
     marks = PolicyMarks(RUN, (r for r in records(log, POLICY) if isinstance(r, PolicyVersion)))
@@ -102,36 +109,36 @@ def test_i8_a_record_older_than_allowed_is_refused_by_its_offset_alone(log: Conn
 
 def test_what_became_too_old_while_it_waited_keeps_no_place(log: Connection) -> None:
     """Whoever waits for the next batch may wait long, and a place in the pipeline with it."""
-    with deciding(log, max_age=0) as life:
-        life.open(0)
+    with running_decider(log, max_age=0) as run:
+        run.open(0)
         submit(log, group("a") + group("b"))
-        life.next_batch(1)
-        life.open(1)
+        run.next_batch(1)
+        run.open(1)
         submit(log, group("c", version=1) + group("d", version=1) + group("old", version=0))
-        until(lambda: life.decider.ready() == 3)
-        decision = life.next_batch(2)
+        until(lambda: run.decider.ready() == 3)
+        decision = run.next_batch(2)
         assert sorted(trained(decision)) == ["c", "d"]
-        assert life.decider.ready() == 0
+        assert run.decider.ready() == 0
     assert {verdicts(log)[f"old-{n}"] for n in range(4)} == {"stale"}
 
 
 def test_a_record_that_claims_a_version_before_it_was_open_is_invalid(log: Connection) -> None:
-    with deciding(log, groups_per_batch=1) as life:
-        life.open(0)
-        life.open(1)
+    with running_decider(log, groups_per_batch=1) as run:
+        run.open(0)
+        run.open(1)
         submit_groups(log, ["liar"], version=7)
         submit_groups(log, ["honest"], version=1)
-        assert trained(life.next_batch(2)) == ["honest"]
+        assert trained(run.next_batch(2)) == ["honest"]
         until(lambda: "liar-0" in verdicts(log))
     assert verdicts(log)["liar-0"] == "invalid"
 
 
 @pytest.mark.slow
 def test_what_is_too_old_for_certain_is_skipped_without_being_read(log: Connection) -> None:
-    with deciding(log, groups_per_batch=1, max_age=1) as life:
-        life.open(0)
+    with running_decider(log, groups_per_batch=1, max_age=1) as run:
+        run.open(0)
         submit_groups(log, ["first"], version=0)
-        assert trained(life.next_batch(1)) == ["first"]
+        assert trained(run.next_batch(1)) == ["first"]
     # A long outage: agents go on, and versions pass.
     missed = [f"missed{n}" for n in range(200)]
     submit_groups(log, missed, version=0)
@@ -143,25 +150,25 @@ def test_what_is_too_old_for_certain_is_skipped_without_being_read(log: Connecti
     without_reading.consumer.close()
     submit_groups(log, ["fresh"], version=4)
     # However late it is asked for a batch, most of the range is still to be read then.
-    with deciding(log, groups_per_batch=1, max_age=1, max_waiting=10) as life:
-        assert trained(life.next_batch(5)) == ["fresh"]
+    with running_decider(log, groups_per_batch=1, max_age=1, max_waiting=10) as run:
+        assert trained(run.next_batch(5)) == ["fresh"]
     skipped = [at for decision in decisions(log) for at in decision.skipped]
     assert sum(at.end - at.first for at in skipped) > 200
     named = verdicts(log)
     assert {named[f"{name}-0"] for name in missed if f"{name}-0" in named} <= {"stale"}
-    # Another life, which rebuilds from the same offsets, sees nothing of the range.
-    with deciding(log, groups_per_batch=1, max_age=1) as life:
+    # Another incarnation, which rebuilds from the same offsets, sees nothing of the range.
+    with running_decider(log, groups_per_batch=1, max_age=1) as run:
         submit_groups(log, ["later"], version=4)
-        assert trained(life.next_batch(6)) == ["later"]
+        assert trained(run.next_batch(6)) == ["later"]
     assert len(verdicts(log)) == len(named) + 4
 
 
 def test_a_group_at_its_deadline_is_decided_with_the_members_it_has(log: Connection) -> None:
     *others, last_step, last_end = group("slow", size=4)
     submit(log, [last_step, *others])
-    with deciding(log, groups_per_batch=1, group_deadline_s=0.1) as life:
-        life.open(0)
-        decision = life.next_batch(1)
+    with running_decider(log, groups_per_batch=1, group_deadline_s=0.1) as run:
+        run.open(0)
+        decision = run.next_batch(1)
         assert trained(decision) == ["slow"]
         submit(log, [last_end])
         until(lambda: "slow-3" in verdicts(log))
@@ -174,9 +181,9 @@ def test_feedback_counts_until_its_group_is_decided(log: Connection) -> None:
         feedback_id="f", trajectory_uid="flat-0", prompt_uid="flat", run=RUN, reward=1.0
     )
     submit(log, [late])
-    with deciding(log, groups_per_batch=1) as life:
-        life.open(0)
-        assert trained(life.next_batch(1)) == ["flat"]
+    with running_decider(log, groups_per_batch=1) as run:
+        run.open(0)
+        assert trained(run.next_batch(1)) == ["flat"]
 
 
 def test_groups_of_one_prompt_are_decided_in_the_order_in_which_they_closed(
@@ -185,10 +192,10 @@ def test_groups_of_one_prompt_are_decided_in_the_order_in_which_they_closed(
     """The second could be refused at once, but the first still waits for a batch."""
     submit_groups(log, ["p"])
     submit(log, [renamed(r, "-again") for r in group("p", seed=1, rewards=[0, 0, 0, 0])])
-    with deciding(log, groups_per_batch=2) as life:
-        life.open(0)
-        wanted = life.decider.next_batch(1)
-        until(lambda: life.decider.ready() == 1)
+    with running_decider(log, groups_per_batch=2) as run:
+        run.open(0)
+        wanted = run.decider.next_batch(1)
+        until(lambda: run.decider.ready() == 1)
         submit_groups(log, ["q"])
         assert sorted(trained(wanted.result(PATIENCE))) == ["p", "q"]
         until(lambda: "p-0-again" in verdicts(log))
@@ -205,22 +212,22 @@ def test_i11_every_trajectory_has_one_verdict(log: Connection) -> None:
         for r in group("failed")
     ]
     submit(log, failed)
-    with deciding(log) as life:
-        life.open(0)
-        life.next_batch(1)
-        life.next_batch(2)
+    with running_decider(log) as run:
+        run.open(0)
+        run.next_batch(1)
+        run.next_batch(2)
         until(lambda: len(verdicts(log)) == 24)
-    counts = life.life.ledger.verdicts
+    counts = run.incarnation.ledger.verdicts
     assert (counts["train"], counts["no_variance"], counts["invalid"]) == (16, 4, 4)
 
 
 @pytest.mark.slow
 def test_a_trainer_that_was_replaced_can_decide_nothing_more(log: Connection) -> None:
     submit_groups(log, ["a", "b"])
-    with deciding(log) as old:
+    with running_decider(log) as old:
         old.open(0)
-        with deciding(log) as new:
-            assert new.life.number == old.life.number + 1
+        with running_decider(log) as new:
+            assert new.incarnation.number == old.incarnation.number + 1
             with pytest.raises(Fenced):
                 old.open(1)
     assert records(log, LEDGER) == decisions(log)

@@ -8,7 +8,7 @@ from pool.core.groups import Group
 from pool.core.marks import PolicyMarks
 from schemas import PolicyVersion, Record
 from tests.pool.records import end, group_of, sampled, step
-from tests.trainer.decisions.deciding import reward
+from tests.trainer.decisions.live_run import reward
 from trainer.decisions.judge import Judge
 from trainer.decisions.settings import DecisionSettings
 

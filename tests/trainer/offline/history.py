@@ -7,7 +7,7 @@ from typing import Any
 from pool.connection import Connection
 from schemas import Feedback, Record
 from tests.trainer.agents import RUN, group, submit
-from tests.trainer.lives import settings_of
+from tests.trainer.trainer_process import settings_of
 
 AGAIN = "again"
 """The name of an offline run."""

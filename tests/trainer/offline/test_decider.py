@@ -16,7 +16,7 @@ from schemas import Decision
 from servicekit.errors import Fatal
 from servicekit.tokenizer import TokenizerFolder, fingerprint
 from tests.trainer.agents import RUN, group, submit, submit_groups
-from tests.trainer.decisions.deciding import PATIENCE, decisions, reward, trained
+from tests.trainer.decisions.live_run import PATIENCE, decisions, reward, trained
 from tests.trainer.offline.history import AGAIN, offline, write_history
 from trainer.decisions.decider import RangeEnded
 from trainer.decisions.judge import Judge

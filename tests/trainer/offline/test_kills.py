@@ -11,9 +11,9 @@ from pool.connection import Connection
 from pool.core.ledger import Ledger
 from pool.topics import LEDGER
 from tests.pool.log import records
-from tests.trainer.lives import Life
 from tests.trainer.offline.history import offline, write_history
 from tests.trainer.offline.test_decider import told
+from tests.trainer.trainer_process import TrainerProcess
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -43,10 +43,10 @@ def test_kills_at_every_gap_leave_the_weights_of_an_undisturbed_run(
     fields: dict[str, Any] = {"checkpoint_every": 3, "optimiser_steps": 2}
     killed = offline(connection, tiny_model, tmp_path, run="killed", **fields)
     for gap in GAPS:
-        assert Life(killed, gap).wait() == -9, f"it did not come to {gap}"
-    assert Life(killed).wait() == 0
+        assert TrainerProcess(killed, gap).wait() == -9, f"it did not come to {gap}"
+    assert TrainerProcess(killed).wait() == 0
     undisturbed = offline(connection, tiny_model, tmp_path, run="undisturbed", **fields)
-    assert Life(undisturbed).wait() == 0
+    assert TrainerProcess(undisturbed).wait() == 0
 
     assert told(connection, "killed") == told(connection, "undisturbed")
     Ledger("killed", records(connection, LEDGER))  # raises if a group was trained twice

@@ -15,8 +15,8 @@ from schemas import Outcome, PolicyVersion
 from servicekit.errors import Fatal
 from tests.pool.log import committed, records
 from tests.trainer.agents import submit_groups
-from tests.trainer.lives import settings_of
 from tests.trainer.offline.history import AGAIN, offline
+from tests.trainer.trainer_process import settings_of
 from trainer.service import serve
 from trainer.settings import TrainSettings
 

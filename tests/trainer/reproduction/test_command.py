@@ -24,7 +24,7 @@ from steplog import cli
 from steplog.kafka import local_kafka
 from tests.pool.log import messages, records, write
 from tests.trainer.agents import RUN, submit_groups
-from tests.trainer.lives import settings_of
+from tests.trainer.trainer_process import settings_of
 from trainer.reproduction.command import replay_step
 from trainer.reproduction.comparison import MetricComparison
 from trainer.reproduction.recorded_run import RecordedRun

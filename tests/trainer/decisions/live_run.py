@@ -1,4 +1,4 @@
-"""A decider without a trainer behind it."""
+"""A live decider whose batches nobody trains."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,39 +24,43 @@ def reward(group: Group, member: Trajectory) -> float:
     return group.reward(member) or 0.0
 
 
-class Deciding:
-    """One life, from its incarnation to its last verdict."""
+class DeciderRun:
+    """A decider of one incarnation, from its start to its last verdict."""
 
     def __init__(
         self, connection: Connection, verdicts_every: float, max_waiting: int, **fields: Any
     ) -> None:
         self.settings = DecisionSettings(**{"groups_per_batch": 2, **fields})
         rules = self.settings.group_rules()
-        self.life = LiveIncarnation(
+        self.incarnation = LiveIncarnation(
             connection, RUN, GROUP, REWARDED, rules, max_waiting, lambda _: None
         )
-        judge = Judge(self.settings, self.life.marks, reward)
+        judge = Judge(self.settings, self.incarnation.marks, reward)
         self.decider = LiveDecider(
-            self.life, self.settings, judge, lambda sequence: {}, verdicts_every=verdicts_every
+            self.incarnation,
+            self.settings,
+            judge,
+            lambda sequence: {},
+            verdicts_every=verdicts_every,
         )
         self.decider.start()
 
     def open(self, version: int) -> None:
-        self.decider.submit(lambda: self.life.open_version(version)).result(PATIENCE)
+        self.decider.submit(lambda: self.incarnation.open_version(version)).result(PATIENCE)
 
     def next_batch(self, version: int) -> Decision:
         return self.decider.next_batch(version).result(PATIENCE)
 
 
 @contextmanager
-def deciding(
+def running_decider(
     connection: Connection, verdicts_every: float = 0.2, max_waiting: int = 1_000, **fields: Any
-) -> Iterator[Deciding]:
-    life = Deciding(connection, verdicts_every, max_waiting, **fields)
+) -> Iterator[DeciderRun]:
+    run = DeciderRun(connection, verdicts_every, max_waiting, **fields)
     try:
-        yield life
+        yield run
     finally:
-        life.decider.close()
+        run.decider.close()
 
 
 def decisions(connection: Connection) -> list[Decision]:

@@ -21,11 +21,11 @@ context.set_forkserver_preload(["trainer.service", "transformers.models.qwen2.mo
 WAIT_S = 120.0
 
 
-class Life:
+class TrainerProcess:
     """One trainer. `die` is a stage and how often it must be reached first."""
 
     def __init__(self, settings: dict[str, Any], die: tuple[str, int] | None = None) -> None:
-        self.process: ForkServerProcess = context.Process(target=_live, args=(settings, die))
+        self.process: ForkServerProcess = context.Process(target=_run_trainer, args=(settings, die))
         self.process.start()
 
     def wait(self) -> int:
@@ -60,7 +60,7 @@ def settings_of(connection: Connection, model: Path, folder: Path, **fields: Any
     }
 
 
-def _live(settings: dict[str, Any], die: tuple[str, int] | None) -> None:
+def _run_trainer(settings: dict[str, Any], die: tuple[str, int] | None) -> None:
     from servicekit.errors import SteplogError
     from trainer.model.loading import TrainedWeights
     from trainer.service import serve
