@@ -33,7 +33,7 @@ from trainer.progress.reporter import ProgressReporter
 from trainer.progress.run_status import StepReport
 from trainer.rank_orders import RankOrders, TrainOrder
 from trainer.settings import TrainSettings
-from trainer.training import Training, TrainingResult
+from trainer.training import DecisionTraining, TrainingResult
 from trainer.weights.engine import EngineCallFailed
 from trainer.weights.fleet import EngineFleet
 from trainer.weights.logprob_check import LogprobMismatch, compare_logprobs
@@ -60,7 +60,7 @@ class TrainingLoop:
         settings: TrainSettings,
         incarnation: Incarnation,
         decider: Decider,
-        training: Training,
+        training: DecisionTraining,
         fleet: EngineFleet,
         orders: RankOrders,
         progress: ProgressReporter,

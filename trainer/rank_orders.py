@@ -15,7 +15,7 @@ from pool.core.ledger import GroupId
 from pool.core.versions import Version
 from schemas import Codec, Decision
 from trainer.model.sharding import Ranks
-from trainer.training import Training
+from trainer.training import DecisionTraining
 from trainer.weights.fleet import EngineFleet
 
 KIND_BYTES = 16
@@ -58,7 +58,7 @@ class RankOrders:
 
 
 def execute_orders(
-    orders: RankOrders, training: Training, fleet: EngineFleet, codec: Codec
+    orders: RankOrders, training: DecisionTraining, fleet: EngineFleet, codec: Codec
 ) -> None:
     """The loop of non-zero ranks: executes the orders of rank 0 until `stop`."""
     while True:

@@ -42,7 +42,7 @@ from trainer.progress.reporter import ProgressReporter, open_reporter
 from trainer.rank_orders import RankOrders, execute_orders
 from trainer.recorded_settings import RecordedSettings, encode_settings
 from trainer.settings import TrainSettings, section
-from trainer.training import Training
+from trainer.training import DecisionTraining
 from trainer.weights.fleet import EngineFleet
 from trainer.weights.ranks import RankGroup, SingleRank
 from trainer.weights.settings import WeightsSettings
@@ -180,7 +180,7 @@ def _run_other_rank(settings: TrainSettings, orders: RankOrders) -> None:
         execute_orders(orders, training, fleet, settings.codec())
 
 
-def _make_training(settings: TrainSettings, probe: Probe, incarnation: int) -> Training:
+def _make_training(settings: TrainSettings, probe: Probe, incarnation: int) -> DecisionTraining:
     loss_settings = section(settings, LossSettings)
     learner_settings = section(settings, LearnerSettings)
     torch.manual_seed(settings.seed)
@@ -194,7 +194,7 @@ def _make_training(settings: TrainSettings, probe: Probe, incarnation: int) -> T
         "loss": loss_settings.model_dump(mode="json"),
         "learner": learner_settings.model_dump(mode="json"),
     }
-    training = Training(settings, learner, checkpoints, description, probe, incarnation)
+    training = DecisionTraining(settings, learner, checkpoints, description, probe, incarnation)
     training.restore()
     return training
 

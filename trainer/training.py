@@ -32,7 +32,7 @@ MAX_TRAJECTORY_SPANS = 1024
 """Trajectories of a batch that get a span of their own; the SDK's queue has room for twice as many."""
 
 
-class Training:
+class DecisionTraining:
     """The learner of this rank, where it reads its groups, and where it saves."""
 
     def __init__(

@@ -45,5 +45,5 @@ def test_the_folder_loads_with_the_trained_weights(
 def test_what_cannot_be_exported_is_one_sentence(checkpoints: Path, tmp_path: Path) -> None:
     with pytest.raises(Fatal, match=r"no checkpoint of version 7 .* available versions: 3"):
         export(ExportSettings(run="run", checkpoints=checkpoints, version=7, into=tmp_path / "x"))
-    with pytest.raises(Fatal, match="is not empty; choose another --into"):
+    with pytest.raises(Fatal, match="is not empty; choose another folder with --into"):
         export(ExportSettings(run="run", checkpoints=checkpoints, into=checkpoints))

@@ -83,7 +83,7 @@ def test_posted_groups_are_trained_beside_those_of_agents(
 
 def test_a_folder_without_a_model_is_one_sentence(log: Connection, tmp_path: Path) -> None:
     given = settings_of(log, tmp_path, tmp_path)
-    with pytest.raises(Fatal, match=r"is no Hugging Face folder: it has no config\.json"):
+    with pytest.raises(Fatal, match=r"is not a Hugging Face folder: it has no config\.json"):
         serve(TrainSettings.model_validate(given))
 
 

@@ -38,7 +38,7 @@ def _check_ratio(settings: LossFields) -> str | None:
         )
     if steps == 1 and settings.proximal != "loglinear":
         return (
-            f"with ratio decoupled and one optimiser step every ratio is 1, so loss {loss} would "
+            f"with ratio decoupled and one optimizer step every ratio is 1, so loss {loss} would "
             "correct nothing; set ratio to bypass, or loss to decoupled"
         )
     return (
@@ -66,7 +66,7 @@ def _check_clip(settings: LossFields) -> str | None:
     recomputed = settings.loss == "decoupled" and settings.proximal != "loglinear"
     if recomputed and settings.optimiser_steps == 1 and clips:
         return (
-            f"with one optimiser step the proximal policy is the current one, so {clips[0]} would "
+            f"with one optimizer step the proximal policy is the current one, so {clips[0]} would "
             "clip nothing; remove it, raise optimiser_steps, or set proximal to loglinear"
         )
     return None

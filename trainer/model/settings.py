@@ -21,13 +21,13 @@ class LearnerSettings(BaseModel):
     grad_clip: float = Field(
         1.0, gt=0, description="largest norm of the gradient; above it, gradients are scaled down"
     )
-    warmup: int = Field(0, ge=0, description="optimiser steps until the full learning rate")
+    warmup: int = Field(0, ge=0, description="optimizer steps until the full learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
         description="learning rate after the warm-up; linear and cosine fall to 0 at total_steps",
     )
     total_steps: int | None = Field(
-        None, ge=1, description="optimiser steps of the run, for the linear and cosine schedules"
+        None, ge=1, description="optimizer steps of the run, for the linear and cosine schedules"
     )
     tokens_per_pack: int = Field(
         32768,

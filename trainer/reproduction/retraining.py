@@ -1,6 +1,7 @@
 """Trains a version again, in memory: from the newest checkpoint before it, or from the initial model.
 
-It uses the same Training as a live run. Nothing is written to the log or to the folder of checkpoints.
+It uses the same DecisionTraining as a live run. Nothing is written to the log or to the folder of
+checkpoints.
 """
 
 import json
@@ -23,7 +24,7 @@ from trainer.recorded_settings import decode_settings, initial_seed
 from trainer.reproduction.comparison import MetricComparison, compare_metrics
 from trainer.reproduction.recorded_run import RebuiltBatch, RecordedRun
 from trainer.reproduction.settings import ReplayStepSettings
-from trainer.training import Training
+from trainer.training import DecisionTraining
 
 BUILD_SETTINGS = ("lora_rank", "lora_alpha", "lora_targets", "dtype", "fp32_head")
 """Settings that a model is built with; they cannot change afterwards."""
@@ -117,7 +118,7 @@ def _find_start(settings: ReplayStepSettings) -> StartingPoint:
 
 def _make_training(
     settings: ReplayStepSettings, start: StartingPoint, decisions: Sequence[Decision]
-) -> Training:
+) -> DecisionTraining:
     recorded = [decode_settings(decision) for decision in decisions]
     learner_settings = [each.learner for each in recorded]
     if "learner" in start.description:
@@ -132,13 +133,13 @@ def _make_training(
     loss = next((loss for loss in losses if loss.needs_reference), losses[0])
     torch.manual_seed(initial_seed(decisions[0]))
     learner = Learner.from_folder(start.model, learner_settings[0], loss)
-    training = Training(settings, learner, start.checkpoints, {})
+    training = DecisionTraining(settings, learner, start.checkpoints, {})
     if start.version:
         _restore(training, settings.version, start)
     return training
 
 
-def _restore(training: Training, below: int, start: StartingPoint) -> None:
+def _restore(training: DecisionTraining, below: int, start: StartingPoint) -> None:
     try:
         training.restore(below)
     except (KeyError, RuntimeError) as error:

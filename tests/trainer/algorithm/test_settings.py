@@ -21,7 +21,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         (
             {"ratio": "decoupled", "loss": loss},
-            f"with ratio decoupled and one optimiser step every ratio is 1, so loss {loss} would "
+            f"with ratio decoupled and one optimizer step every ratio is 1, so loss {loss} would "
             "correct nothing; set ratio to bypass, or loss to decoupled",
         )
         for loss in ("ppo_clip", "cispo", "icepop", "gspo")
@@ -62,7 +62,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**DECOUPLED, "e_hi": 0.3},
-        "with one optimiser step the proximal policy is the current one, so e_hi would clip nothing; "
+        "with one optimizer step the proximal policy is the current one, so e_hi would clip nothing; "
         "remove it, raise optimiser_steps, or set proximal to loglinear",
     ),
     (

@@ -118,13 +118,13 @@ def test_a_group_too_small_when_the_range_ends_is_not_trained(log: Connection) -
 def test_only_what_is_selected_is_read(log: Connection) -> None:
     submit_groups(log, ["a", "b"], version=0)
     wanted = settings_for(log, of_run=(RUN,), where=("kind=x",))
-    with pytest.raises(Fatal, match=r"holds no trajectory of channel train that is selected"):
+    with pytest.raises(Fatal, match=r"no trajectory of channel train in the range matches"):
         next(batches(wanted))
     with pytest.raises(Fatal, match=r"version 3 of run run was never opened; none was"):
         next(batches(settings_for(log, of_run=(RUN,), from_version=3)))
     with pytest.raises(Fatal, match=r"the range holds nothing of .*rewarded"):
         next(batches(settings_for(log, from_=10_000)))
-    with pytest.raises(Fatal, match=r"holds no trajectory of channel val that is selected"):
+    with pytest.raises(Fatal, match=r"no trajectory of channel val in the range matches"):
         next(batches(settings_for(log, channel="val")))
     assert decisions(log) == [], "nothing was written"
     (made,) = batches(settings_for(log, of_run=(RUN,)))
@@ -135,11 +135,14 @@ def test_a_run_goes_on_as_it_began_or_not_at_all(log: Connection, tmp_path: Path
     submit_groups(log, ["a", "b", "c"])
     next(batches(settings_for(log)))
     for changed, words in (
-        ({"until": 4}, r"run again began with until=nothing, and this is 4"),
-        ({"of_run": ("run",)}, r"began with of_run=nothing, and this is run; go on as it began"),
-        ({"groups_per_batch": 3}, r"began with groups_per_batch=2, and this is 3"),
-        ({"loss": "cispo"}, r"began with loss=dppo_tv, and this is cispo"),
-        ({"seed": 7}, r"began with seed=0, and this is 7"),
+        ({"until": 4}, r"run again was started with until=nothing, and now it is 4"),
+        (
+            {"of_run": ("run",)},
+            r"started with of_run=nothing, and now it is run; use the original value",
+        ),
+        ({"groups_per_batch": 3}, r"started with groups_per_batch=2, and now it is 3"),
+        ({"loss": "cispo"}, r"started with loss=dppo_tv, and now it is cispo"),
+        ({"seed": 7}, r"started with seed=0, and now it is 7"),
     ):
         with pytest.raises(Fatal, match=words):
             next(batches(settings_for(log, **changed)))

@@ -48,10 +48,10 @@ def test_a_range_is_trained_to_its_end_without_a_group_and_without_engines(
     assert Ledger(AGAIN, records(connection, LEDGER)).verdicts == {"train": 20, "no_variance": 4}
 
     live = settings_of(connection, tiny_model, tmp_path, run=AGAIN)
-    with pytest.raises(Fatal, match=r"run again is trained offline; go on with --offline"):
+    with pytest.raises(Fatal, match=r"run again is an offline run; continue it with --offline"):
         serve(TrainSettings.model_validate(live))
     serve(TrainSettings.model_validate(live | {"run": "run", "versions": 1}))
-    with pytest.raises(Fatal, match=r"run run was trained live; give the offline run a name"):
+    with pytest.raises(Fatal, match=r"run run was trained live; choose another name"):
         serve(TrainSettings.model_validate(given | {"run": "run"}))
 
 
@@ -63,9 +63,9 @@ def test_a_range_is_trained_to_its_end_without_a_group_and_without_engines(
             {"offline": True, "engines": ("http://e",)},
             r"--engines cannot be used with --offline",
         ),
-        ({"offline": True, "max_age": 3}, r"age counts versions of the run itself"),
+        ({"offline": True, "max_age": 3}, r"age counts versions of this run only"),
         ({"offline": True, "group": "g"}, r"an offline run joins no consumer group"),
-        ({"offline": True, "accept_runs": ("a",)}, r"--of-run chooses the runs"),
+        ({"offline": True, "accept_runs": ("a",)}, r"--of-run selects the runs"),
     ],
 )
 def test_settings_that_do_not_go_together_are_one_sentence(

@@ -131,7 +131,7 @@ def test_the_batch_is_shown_as_it_was_trained(
     reach = ["--bootstrap", lived.log.bootstrap, "--topic-prefix", lived.log.topic_prefix]
     assert cli.main([*words, *reach]) == 0
     shown = capsys.readouterr().out
-    assert f"batch {found['batch']}: bit for bit what was trained" in shown
+    assert f"batch {found['batch']}: bit for bit the batch that was trained" in shown
     assert all(member["trajectory_uid"] in shown for member in members)
 
 
@@ -167,7 +167,7 @@ def test_an_outcome_that_is_not_true_is_status_1(
     words = ["replay", "step", "--run", RUN, "--version", "2"]
     reach = ["--bootstrap", lived.log.bootstrap, "--topic-prefix", lived.log.topic_prefix]
     assert cli.main([*words, *reach]) == 1
-    assert "NOT what was trained, which was 00" in capsys.readouterr().out
+    assert "NOT the batch that was trained, which is 00" in capsys.readouterr().out
     write(lived.log, LEDGER, [outcome])
 
 
@@ -188,12 +188,12 @@ def test_what_cannot_be_made_again_is_one_sentence(lived: Lived, tmp_path: Path)
     for sentence, version, fields in (
         (r"no Decision that made version 9 of run run; .* is 5", 9, {}),
         (r"no Decision of run nobody; runs in the ledger: fresh, run", 1, {"run": "nobody"}),
-        (r"no checkpoint below version 1; give --model", 1, {"checkpoints": lived.checkpoints}),
-        (r"no Hugging Face folder", 1, {"model": tmp_path}),
+        (r"no checkpoint below version 1; set --model", 1, {"checkpoints": lived.checkpoints}),
+        (r"not a Hugging Face folder", 1, {"model": tmp_path}),
         (r"is not empty; choose another", 1, {"model": lived.model, "into": lived.checkpoints}),
         (r"has no Outcome in the ledger", 1, {"run": "fresh", "model": lived.model}),
         (r"lora_rank was changed between .* 0 and 2", 2, {"run": "fresh", "model": lived.model}),
-        (r"settings that this version of steplog does not know", 3, {"run": "fresh"}),
+        (r"settings that this release of steplog does not accept", 3, {"run": "fresh"}),
     ):
         with pytest.raises(Fatal, match=sentence):
             told(lived, version, **fields)

@@ -39,7 +39,7 @@ def joined(
 def test_a_library_that_vllm_cannot_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else every broadcast would do nothing, and every engine would confirm what it never got."""
     engine = SimpleNamespace(model_update_group=SimpleNamespace(disabled=True))
-    with pytest.raises(NcclUnavailable, match="found no NCCL that it can use"):
+    with pytest.raises(NcclUnavailable, match="found no usable NCCL library"):
         joined(monkeypatch, lambda *_: engine)
 
 
