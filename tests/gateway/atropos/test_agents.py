@@ -16,7 +16,7 @@ from schemas import Record, Step
 from schemas.packing import unpack_ids, unpack_logprobs
 from steplog.kafka import local_kafka
 from tests.gateway.atropos.running import RunningAtropos, running_atropos, scored, until
-from tests.gateway.atropos.test_lives import post_as_clients_do
+from tests.gateway.atropos.test_restarts import post_as_clients_do
 from tests.pool.records import end, step
 from tests.trainer.agents import RUN, group, submit
 
@@ -67,7 +67,7 @@ def one_step(uid: str, prompt: str, reward: float, **fields: Any) -> list[Record
     return whole(uid, prompt, reward, step(f"{uid}-0", uid, prompt), **fields)
 
 
-def queued_group(prompt: str, rewards: Sequence[float]) -> list[Record]:
+def agent_group(prompt: str, rewards: Sequence[float]) -> list[Record]:
     parts = [one_step(f"{prompt}-{reward}", prompt, reward) for reward in rewards]
     return [record for part in parts for record in part]
 
@@ -135,14 +135,14 @@ def test_an_incomplete_group_comes_after_its_deadline_and_not_again(
     """A group that stays open has all of this read again by the next server."""
     atropos.begin(batch_size=3)
     write(log, one_step("open", "stays open", 1.0))
-    write(log, queued_group("again", [0.0, 1.0, 2.0]), age_s=4000)
+    write(log, agent_group("again", [0.0, 1.0, 2.0]), age_s=4000)
     assert [one["scores"] for one in batch(atropos)] == [[0.0, 1.0, 2.0]]
     atropos.get("/reset_data")
     atropos.begin(batch_size=4)
     for epoch in (1, 2):
         atropos.kill_server(handed=1)
         rewards = [10.0 * epoch + n for n in range(4)]
-        write(log, queued_group("again", rewards))
+        write(log, agent_group("again", rewards))
         assert [one["scores"] for one in batch(atropos)] == [rewards]
     assert atropos.get("/status") == {"current_step": 2, "queue_size": 0}
 

@@ -45,7 +45,7 @@ def recorded(gateway: RunningGateway) -> list[Step]:
 
 def ask(kind: str, tokenizer: Path, probes: Callable[[int], float]) -> int:
     """How many samples it got. It ends when each port was probed twice, as `probes` counts them."""
-    script = Path(__file__).with_name("bare_asking.py")
+    script = Path(__file__).with_name("bare_config_env.py")
     environ = os.environ | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(script), kind, str(tokenizer)]
     with tempfile.TemporaryFile("w+") as said:

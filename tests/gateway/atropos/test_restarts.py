@@ -122,7 +122,7 @@ def test_all_processes_die_and_others_go_on(log: Connection) -> None:
         assert drained(atropos) == [1.0, 2.0]
 
 
-def test_a_keeper_that_dies_takes_its_server_with_it(log: Connection) -> None:
+def test_a_supervisor_that_dies_takes_its_server_with_it(log: Connection) -> None:
     with running_atropos(log) as atropos:
         atropos.process.kill()
         atropos.process.wait()
