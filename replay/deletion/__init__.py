@@ -1,0 +1,1 @@
+"""`steplog replay delete`: a copy of the log without the deleted records."""

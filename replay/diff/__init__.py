@@ -1,0 +1,1 @@
+"""`steplog replay diff`: two sets of rewards compared."""

@@ -1,0 +1,1 @@
+"""`steplog replay export`: trajectories of the log to files."""

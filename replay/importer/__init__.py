@@ -1,0 +1,1 @@
+"""`steplog replay import`: exported files and white-box dumps to the log."""

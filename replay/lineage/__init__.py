@@ -1,0 +1,1 @@
+"""`steplog replay lineage`: the records of a trajectory, and its outcome in each run."""

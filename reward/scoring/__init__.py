@@ -1,0 +1,1 @@
+"""Runs reward functions on trajectories, and turns their results into records."""
