@@ -12,8 +12,9 @@ from pool.readers.dataset import Dataset
 from pool.readers.scan import OffsetRange
 from pool.readers.selection import SelectionSettings, find_ranges
 from pool.topics import STEPS, rewarded_topic
-from replay.diff.comparison import Comparer, Comparison, Distribution, FunctionRewards, Moments
+from replay.diff.comparison import Comparer, Comparison, Distribution, FunctionRewards
 from replay.diff.paired_rewards import RewardPairs, Side
+from replay.diff.statistics import Moments
 from replay.diff.table import DiffTable
 from replay.settings import DiffSettings
 from schemas import Position

@@ -8,58 +8,21 @@ is above its group's mean on one side and below it on the other.
 The fields of the structs are the keys of the command's JSON output.
 """
 
-import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import msgspec
 
 from pool.core.groups import GroupRules, required_members
 from replay.diff.paired_rewards import RewardPair, Side, SideReward
+from replay.diff.statistics import Largest, Moments
 
 EQUAL = 1e-6
 """Rewards that differ by no more count as equal."""
 BIN_EDGES = (-1.0, -0.5, -0.1, -EQUAL, EQUAL, 0.1, 0.5, 1.0)
 
 GroupChange = Literal["becomes trainable", "is no longer trainable", "changes sign"]
-Change = TypeVar("Change")
-
-
-class Moments(msgspec.Struct):
-    """Mean and spread of a stream of numbers (Welford's algorithm)."""
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        before = value - self.mean
-        self.mean += before / self.count
-        self.squares += before * (value - self.mean)
-
-    @property
-    def spread(self) -> float:
-        return math.sqrt(self.squares / self.count) if self.count else 0.0
-
-
-class Largest(Generic[Change]):
-    """The largest `limit` changes of a stream; of equal ones, those that are first in the log."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._heap: list[tuple[float, int, int, Change]] = []
-
-    def add(self, size: float, partition: int, offset: int, change: Change) -> None:
-        heapq.heappush(self._heap, (size, -partition, -offset, change))
-        if len(self._heap) > self._limit:
-            heapq.heappop(self._heap)
-
-    def sorted(self) -> list[Change]:
-        return [
-            change for *_, change in sorted(self._heap, key=lambda kept: kept[:3], reverse=True)
-        ]
 
 
 class Distribution(msgspec.Struct, frozen=True):

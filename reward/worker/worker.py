@@ -15,38 +15,30 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
-from pool.core.dead_letters import DeadLetter, PoisonLimiter
+from pool.core.dead_letters import PoisonLimiter
 from pool.core.progress import Progress, WorkItem
 from pool.core.trajectories import (
-    StrayRecord,
     Trajectory,
     TrajectoryAssembler,
-    annotate,
-    source_position,
 )
-from pool.producers.output import Output
 from pool.readers.dataset import began_too_early
 from pool.readers.selection import Selection
-from pool.topics import DEAD_LETTERS, STEPS, TRAJECTORIES, rewarded_topic
+from pool.topics import STEPS, TRAJECTORIES
 from reward import metrics
-from reward.scoring.results import FunctionResult
-from reward.scoring.rewarded import rewarded_records
 from reward.scoring.scorer import Item, Scorer, ScoringJob
 from reward.worker.expiry import overdue
 from reward.worker.key_order import KeyOrder
-from schemas import Record, TrajectoryEnd
+from reward.worker.outputs import RewardOutputs, log_ids
 from servicekit import tracing
-from servicekit.metrics import dead_letters, last_progress, set_lag
+from servicekit.metrics import last_progress, set_lag
 from servicekit.spans import Span
 
 log = logging.getLogger(__name__)
 
-STAGE = "reward"
 OVERDUE_INTERVAL_S = 5.0
 LAG_INTERVAL_S = 5.0
 POLL_TIMEOUT_S = 0.05
@@ -70,18 +62,13 @@ class RewardWorker:
         selection: Selection | None = None,
         ends: Mapping[int, int] | None = None,
     ) -> None:
-        self._codec = connection.codec()
         self._scorer = scorer
         self._group = group
         self._is_untagged = into is None
         self._selection = selection
-        self._rewarded = rewarded_topic(into)
-        self._names = {
-            topic: connection.topic_name(topic)
-            for topic in (STEPS, self._rewarded, TRAJECTORIES, DEAD_LETTERS)
-        }
-        self.tally: Counter[str] = Counter()
-        """Trajectories since this worker started, by outcome: scored, failed, unscored, missed."""
+        self._steps = connection.topic_name(STEPS)
+        self._outputs = RewardOutputs(connection, group, into)
+        self.tally = self._outputs.tally
         self._order: KeyOrder[ScoringJob] = KeyOrder()
         self._scored: queue.SimpleQueue[ScoringJob] = queue.SimpleQueue()
         self._limiter = PoisonLimiter()
@@ -100,7 +87,7 @@ class RewardWorker:
             group=group,
             transactional_id=f"{group}-{connection.topic_prefix}{slot}",
             assembler=lambda partition: TrajectoryAssembler(),
-            codec=self._codec,
+            codec=connection.codec(),
             max_waiting=at_once,
             ends=ends,
             dead_letters=self._is_untagged,
@@ -128,7 +115,7 @@ class RewardWorker:
         if (now := time.monotonic()) < self._next_lag_check:
             return
         self._next_lag_check = now + LAG_INTERVAL_S
-        set_lag(self._group, self._names[STEPS], self._consumer.lags())
+        set_lag(self._group, self._steps, self._consumer.lags())
 
     def _submit(self, work: WorkItem[Item]) -> None:
         if self._selection is not None and not self._is_selected(work.item, self._selection):
@@ -144,17 +131,17 @@ class RewardWorker:
     def _start_span(self, trajectory: Trajectory) -> Span:
         """A child of the End's trace, which triggers the scoring, with links to the Steps' traces."""
         return tracing.span(
-            f"process {self._names[STEPS]}",
+            f"process {self._steps}",
             "consumer",
             trajectory.trace,
             [step.trace for step in trajectory.steps if step.trace],
             system="kafka",
             messaging="process",
             messaging_type="process",
-            topic=self._names[STEPS],
+            topic=self._steps,
             group=self._group,
             steps=len(trajectory.steps),
-            **_ids(trajectory.end),
+            **log_ids(trajectory.end),
         )
 
     def _is_selected(self, item: Item, selection: Selection) -> bool:
@@ -183,7 +170,7 @@ class RewardWorker:
         if self._has_scored or time.monotonic() >= self._held_until:
             for job in self._held:
                 assert job.work is not None
-                self._consumer.finish([job.work], self._outputs(job))
+                self._consumer.finish([job.work], self._outputs.of_job(job))
                 job.span.end()
             self._held.clear()
 
@@ -198,60 +185,6 @@ class RewardWorker:
         if (now := time.monotonic()) >= self._held_until:
             self._held_until = now + PROBATION_S
         self._limiter.count_bad(f"reward {failure.name}: {failure.failure}")
-
-    def _outputs(self, job: ScoringJob) -> list[Output]:
-        item = job.item
-        if isinstance(item, StrayRecord):
-            copy = annotate(item.received.record, source_position(item.received))
-            return [self._output(self._rewarded, copy, item.received.trace)]
-        traces = [received.trace for received in item.records]
-        traces[-1] = job.span.traceparent or traces[-1]
-        copies = zip(rewarded_records(item, job.results), traces, strict=True)
-        outputs = [self._output(self._rewarded, record, trace) for record, trace in copies]
-        failure = job.failure
-        self._count(item, job)
-        if failure is None:
-            return outputs
-        job.span.fail(failure.name)
-        # The log line leaves the reason out: it may quote the answer.
-        log.warning(
-            "trajectory %s: reward %s failed; the reason is in the trajectory's End in %s",
-            item.uid,
-            failure.name,
-            self._names[self._rewarded],
-            extra=_ids(item.end),
-        )
-        return [*outputs, self._dead_letter(item, failure)] if self._is_untagged else outputs
-
-    def _count(self, trajectory: Trajectory, job: ScoringJob) -> None:
-        channel = trajectory.end.channel
-        label = channel if channel in ("train", "val") else "other"
-        for result in job.results:
-            if result.failure is not None:
-                metrics.failures.labels(result.name).inc()
-            elif result.value is not None:
-                metrics.values.labels(result.name, label).observe(result.value)
-                metrics.scores.labels(result.name, label).observe(result.value)
-        metrics.processed.labels("failed" if job.failure else trajectory.end.status).inc()
-        self.tally["failed" if job.failure else "scored" if job.results else "unscored"] += 1
-
-    def _dead_letter(self, trajectory: Trajectory, failure: FunctionResult) -> Output:
-        """The End of a trajectory that could not be scored, as it is in the log."""
-        reason = f"reward {failure.name}: {failure.failure}"
-        position, end = trajectory.ended, trajectory.end
-        key, value = trajectory.prompt_uid.encode(), self._codec.encode(end, self._names[STEPS])
-        letter = DeadLetter(
-            self._names[STEPS], position.partition, position.offset, key, value, (), end.created_at
-        )
-        dead_letters.labels(STAGE, failure.name).inc()
-        return Output(
-            self._names[DEAD_LETTERS], key, value, letter.headers_with(self._group, reason)
-        )
-
-    def _output(self, topic: str, record: Record, trace: str = "") -> Output:
-        name = self._names[topic]
-        key = getattr(record, "trajectory_uid" if topic == TRAJECTORIES else "prompt_uid", None)
-        return Output(name, key, self._codec.encode(record, name), tracing.headers(trace))
 
     def _end_overdue(self) -> None:
         """Writes Ends for the open trajectories whose deadline has passed, every few seconds."""
@@ -273,18 +206,13 @@ class RewardWorker:
             self._expired[end.end_id] = assignment
             if already_written.get(end.end_id) is not assignment:
                 metrics.expired.inc()
-                outputs = [self._output(STEPS, end, trace), self._output(TRAJECTORIES, closing)]
+                outputs = [
+                    self._outputs.record(STEPS, end, trace),
+                    self._outputs.record(TRAJECTORIES, closing),
+                ]
                 self._consumer.finish([], outputs, [assignment])
                 log.info(
                     "trajectory %s has expired: its deadline passed",
                     end.trajectory_uid,
-                    extra=_ids(end),
+                    extra=log_ids(end),
                 )
-
-
-def _ids(end: TrajectoryEnd) -> dict[str, str]:
-    return {
-        "trajectory_uid": end.trajectory_uid,
-        "prompt_uid": end.prompt_uid,
-        "run": end.run,
-    }
