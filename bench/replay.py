@@ -26,7 +26,7 @@ from replay.export import parquet as _  # noqa: F401  imported here, so that loa
 from replay.export.command import export
 from replay.importer.command import import_files
 from replay.offset_ranges import stored_ranges
-from replay.settings import ExportSettings, ImportSettings
+from replay.settings import DatasetExportSettings, ImportSettings
 
 GROUPS = 600
 MANY_STEPS = 200_000
@@ -91,7 +91,7 @@ def scan(connection: Connection) -> int:
 
 
 def export_all(connection: Connection, into: Path, **settings: Any) -> int:
-    export(ExportSettings(**connection.model_dump(), into=into, topic="steps", **settings))
+    export(DatasetExportSettings(**connection.model_dump(), into=into, topic="steps", **settings))
     return sum(span.end - span.first for span in stored_ranges(connection, STEPS).values())
 
 

@@ -49,7 +49,7 @@ class DiffSettings(Connection, SelectionSettings):
         return self
 
 
-class ExportSettings(SelectionSettings, Connection):
+class DatasetExportSettings(SelectionSettings, Connection):
     """Which trajectories to export, and where to."""
 
     into: Path = Field(description="new folder, or a new file that ends in .parquet or .jsonl")

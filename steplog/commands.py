@@ -208,7 +208,7 @@ COMMANDS = [
     Command(
         "replay export",
         "replay-export",
-        "replay.settings:ExportSettings",
+        "replay.settings:DatasetExportSettings",
         "replay.export.command:export",
         "write trajectories to Parquet or JSON files",
     ),

@@ -14,10 +14,10 @@ from replay.dataset.rows import ExportedTrajectory
 from replay.export.atomic_path import write_atomically
 from replay.export.dataset_card import write_card
 from replay.export.late_feedback import LateFeedback
-from replay.export.shards import Shards, open_shards
+from replay.export.shards import ExportShards, open_shards
 from replay.export.text import StepTextDecoder
 from replay.export.trajectory_rows import to_rows
-from replay.settings import ExportSettings
+from replay.settings import DatasetExportSettings
 from schemas import Feedback
 from servicekit.errors import Fatal
 from servicekit.progress_bar import show_progress
@@ -26,7 +26,7 @@ BAR_INTERVAL = 100
 """Trajectories between two updates of the progress bar."""
 
 
-def export(settings: ExportSettings) -> str:
+def export(settings: DatasetExportSettings) -> str:
     """Writes the files; returns a summary."""
     if settings.file_format == "parquet":
         require_pyarrow()
@@ -63,8 +63,8 @@ def _trajectories(dataset: Dataset, late: LateFeedback) -> Iterator[Trajectory]:
 
 
 def _write(
-    settings: ExportSettings, path: Path, rows: Iterator[ExportedTrajectory]
-) -> tuple[Shards, int]:
+    settings: DatasetExportSettings, path: Path, rows: Iterator[ExportedTrajectory]
+) -> tuple[ExportShards, int]:
     """Returns the written shards and the number of trajectories."""
     count = 0
     if not settings.is_one_file:
@@ -76,7 +76,9 @@ def _write(
     return shards, count
 
 
-def _summary(settings: ExportSettings, shards: Shards, trajectories: int, dataset: Dataset) -> str:
+def _summary(
+    settings: DatasetExportSettings, shards: ExportShards, trajectories: int, dataset: Dataset
+) -> str:
     summary = f"{trajectories:,} trajectories, {shards.rows:,} rows in {settings.into}"
     if dataset.missed:
         summary += f"; {dataset.missed:,} trajectories began too long before the range: left out"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pool.readers.scan import OffsetRange
 from pool.readers.selection import SelectionSettings
-from replay.settings import ExportSettings
+from replay.settings import DatasetExportSettings
 from servicekit.masking import format_settings
 
 TEXT = """---
@@ -31,7 +31,10 @@ configs:
 
 
 def write_card(
-    settings: ExportSettings, folder: Path, spans: Mapping[int, OffsetRange], trajectories: int
+    settings: DatasetExportSettings,
+    folder: Path,
+    spans: Mapping[int, OffsetRange],
+    trajectories: int,
 ) -> None:
     values = {name: getattr(settings, name) for name in SelectionSettings.model_fields}
     selection = SelectionSettings.model_validate(values)

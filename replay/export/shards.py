@@ -10,7 +10,7 @@ from replay.dataset.formats import require_pyarrow
 from replay.dataset.rows import ExportedTrajectory, StepRow, StepTextRow
 from replay.export import jsonl
 from replay.export.late_feedback import LateFeedback
-from replay.settings import ExportSettings
+from replay.settings import DatasetExportSettings
 
 MIB = 1024 * 1024
 
@@ -29,10 +29,10 @@ class RowWriter(Protocol):
     def add(self, trajectory: ExportedTrajectory) -> None: ...
 
 
-class Shards:
+class ExportShards:
     """Writes into one file, or into a folder's shards one after the other."""
 
-    def __init__(self, settings: ExportSettings, path: Path) -> None:
+    def __init__(self, settings: DatasetExportSettings, path: Path) -> None:
         self.files: list[Path] = []
         self.rows = 0
         self._settings = settings
@@ -70,7 +70,7 @@ class Shards:
         return _open_writer(self._settings, path).__enter__()
 
 
-def _open_writer(settings: ExportSettings, path: Path) -> RowWriter:
+def _open_writer(settings: DatasetExportSettings, path: Path) -> RowWriter:
     if settings.file_format == "jsonl":
         return jsonl.JsonlWriter(path, settings.per)
     step_type: type[StepRow] = StepRow if settings.tokenizer is None else StepTextRow
@@ -80,7 +80,7 @@ def _open_writer(settings: ExportSettings, path: Path) -> RowWriter:
     return ParquetWriter(path, settings.per, step_type)
 
 
-def _amend_file(settings: ExportSettings, path: Path, late: LateFeedback) -> None:
+def _amend_file(settings: DatasetExportSettings, path: Path, late: LateFeedback) -> None:
     if settings.file_format == "jsonl":
         jsonl.amend(path, late)
         return
@@ -90,8 +90,8 @@ def _amend_file(settings: ExportSettings, path: Path, late: LateFeedback) -> Non
 
 
 @contextmanager
-def open_shards(settings: ExportSettings, path: Path) -> Iterator[Shards]:
-    shards = Shards(settings, path)
+def open_shards(settings: DatasetExportSettings, path: Path) -> Iterator[ExportShards]:
+    shards = ExportShards(settings, path)
     try:
         yield shards
         shards.close()

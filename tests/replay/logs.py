@@ -10,7 +10,7 @@ from pool.connection import Connection
 from pool.core.trajectories import annotate
 from pool.topics import REWARDED, STEPS
 from replay.export.command import export
-from replay.settings import ExportSettings
+from replay.settings import DatasetExportSettings
 from schemas import Position, Record, Reward, ScoredGroup
 from schemas.packing import pack_doubles, pack_ids
 from tests.pool.log import write
@@ -74,7 +74,7 @@ def posted() -> ScoredGroup:
 def exported(connection: Connection, into: Path, **settings: Any) -> list[dict[str, Any]]:
     """The rows, as JSON lines have them."""
     given = {**connection.model_dump(), "into": into, "topic": "steps", **settings}
-    export(ExportSettings(**given))
+    export(DatasetExportSettings(**given))
     files = sorted(into.glob("data-*")) if into.is_dir() else [into]
     if files[0].suffix == ".parquet":
         import pyarrow.parquet as pq

@@ -14,7 +14,7 @@ from pool.connection import Connection
 from pool.producers.output import producer_options
 from pool.topics import REWARDED, STEPS
 from replay.export.command import export
-from replay.settings import ExportSettings
+from replay.settings import DatasetExportSettings
 from schemas import Codec, Step
 from schemas.codec import single_object_header
 from servicekit.errors import Fatal, OffsetLost
@@ -182,20 +182,20 @@ def test_nothing_is_written_when_something_is_wrong(log: Connection, tmp_path: P
     ]
     for wrong, told in cases:
         with pytest.raises(Fatal, match=told):
-            export(ExportSettings(**{**settings, **wrong}))
+            export(DatasetExportSettings(**{**settings, **wrong}))
     future = b"\xc3\x01" + b"\x07" * 8 + b"whatever"
     produce_raw(log, future)
     with pytest.raises(
         Fatal,
         match=r"Offset \d+ of partition 0 of .*steps cannot be read: this version knows no schema",
     ):
-        export(ExportSettings(**settings))
+        export(DatasetExportSettings(**settings))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_bytes_that_are_no_record_are_passed_over(log: Connection, tmp_path: Path) -> None:
     produce_raw(log, single_object_header(Step) + b"rubbish")
-    settings = ExportSettings(**log.model_dump(), into=tmp_path / "out", topic="steps")
+    settings = DatasetExportSettings(**log.model_dump(), into=tmp_path / "out", topic="steps")
     assert "1 records were not written by steplog" in export(settings)
 
 
@@ -220,13 +220,13 @@ KILLED = """
 import os, signal, sys
 from replay.export import parquet
 from replay.export.command import export
-from replay.settings import ExportSettings
+from replay.settings import DatasetExportSettings
 write = parquet.ParquetWriter._write
 def kill(*given):
     write(*given)
     os.kill(os.getpid(), signal.SIGKILL)
 parquet.ParquetWriter._write = kill
-export(ExportSettings(bootstrap=sys.argv[1], topic_prefix=sys.argv[2], into=sys.argv[3]))
+export(DatasetExportSettings(bootstrap=sys.argv[1], topic_prefix=sys.argv[2], into=sys.argv[3]))
 """
 
 
