@@ -119,9 +119,9 @@ def begin_rescore(connection: Connection, tag: str, plan: RescorePlan, ranges: T
         TopicPartition(steps, number, plan.first[number], Bookmark(span.first).encode())
         for number, span in ranges.extended_back(LOOK_BACK).items()
     ]
-    plan_commit = _plan_partition(connection, tag)
-    plan_commit.offset = 0
-    plan_commit.metadata = msgspec.json.encode(plan).decode()
+    partition = _plan_partition(connection, tag)
+    encoded = msgspec.json.encode(plan).decode()
+    plan_commit = TopicPartition(partition.topic, partition.partition, 0, encoded)
     set_commits(connection, rescore_group(tag), [*starts, plan_commit])
 
 
