@@ -35,7 +35,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from pool.connection import MAX_MESSAGE_BYTES, Connection
 from pool.consumers.partition import AssignedPartition, offsets_of, saved_at
-from pool.consumers.transaction import Aborted, Transactions, read_offsets
+from pool.consumers.transaction import Aborted, Transactions, read_first_offset, read_offsets
 from pool.core.bookmark import MAX_TEXT
 from pool.core.progress import Assembler, ItemT, Progress, WorkItem
 from pool.producers.output import Output
@@ -442,7 +442,7 @@ class StatefulConsumer(Generic[ItemT]):
 
     def _load(self, commit: TopicPartition) -> int:
         """Loads a partition from the group's commit and returns the offset to read from."""
-        low, _ = self._consumer.get_watermark_offsets(commit, timeout=self._patience)
+        low = read_first_offset(self._consumer, commit, self._patience)
         assembler = self._assembler(commit.partition)
         partition = AssignedPartition.load(commit, low, assembler, self._accept_loss)
         if partition.progress.start.rebuild > offsets_of(commit).rebuild >= 0:

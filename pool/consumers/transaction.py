@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 TRANSACTION_TIMEOUT = 10.0
 """Seconds for which the open transaction of a killed process blocks every reader."""
 CALL_TIMEOUT = 5.0
+RETRY_AFTER = 0.1
+"""Seconds between two requests for a partition's first offset."""
 
 
 class Aborted(Retryable):
@@ -239,3 +241,20 @@ def read_offsets(
             raise BrokerUnavailable(
                 f"The group's offsets could not be read for {patience:g} s: {error.str()}"
             )
+
+
+def read_first_offset(consumer: Consumer, partition: TopicPartition, patience: float) -> int:
+    """The first offset that the log still holds of a partition. A broker that has just become its
+    leader, or just lost it, refuses the first requests."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            low, _ = consumer.get_watermark_offsets(partition, timeout=CALL_TIMEOUT)
+            return int(low)
+        except KafkaException as failure:
+            if time.monotonic() > deadline:
+                raise BrokerUnavailable(
+                    f"The first offset of {partition.topic}[{partition.partition}] could not be read "
+                    f"for {patience:g} s: {failure.args[0].str()}"
+                ) from failure
+        time.sleep(RETRY_AFTER)
