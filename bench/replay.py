@@ -18,7 +18,8 @@ from bench.log.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
 from bench.measure import compare, show
 from pool import topics
 from pool.connection import Connection
-from pool.core.groups import Group, GroupAssembler
+from pool.core.group_assembler import GroupAssembler
+from pool.core.groups import Group
 from pool.producers.producer import Producer
 from pool.readers.scan import Scan, decode_message
 from pool.topics import STEPS, find_topics

@@ -8,7 +8,8 @@ from confluent_kafka import Consumer, TopicPartition
 from bench.measure import compare, show
 from pool.connection import Connection
 from pool.consumers.consumer import BATCH, StatefulConsumer, consumer_options
-from pool.core.groups import Group, GroupAssembler, UngroupedTrajectory
+from pool.core.group_assembler import GroupAssembler
+from pool.core.groups import Group, UngroupedTrajectory
 from pool.core.progress import Received
 from pool.core.trajectories import StrayRecord
 from pool.topics import STEPS, find_topics

@@ -10,7 +10,8 @@ from bench.log.steps import GROUP_SIZE, STEPS_EACH, StepFactory, key
 from pool import topics
 from pool.connection import Connection
 from pool.consumers.consumer import BATCH
-from pool.core.groups import Group, GroupAssembler
+from pool.core.group_assembler import GroupAssembler
+from pool.core.groups import Group
 from pool.core.progress import Received
 from pool.producers.producer import Producer
 from pool.topics import STEPS

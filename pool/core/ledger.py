@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pool.core.groups import DECIDED_MEMORY
+from pool.core.group_assembler import DECIDED_MEMORY
 from schemas import DecidedGroup, Decision, Member, Outcome, PartitionOffsets, Record
 from servicekit.errors import Fatal
 

@@ -15,7 +15,8 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from hypothesis import strategies as st
 
 from pool.core.bookmark import MAX_TEXT, Bookmark
-from pool.core.groups import Group, GroupAssembler, GroupRules, UngroupedTrajectory, judge_member
+from pool.core.group_assembler import GroupAssembler
+from pool.core.groups import Group, GroupRules, UngroupedTrajectory, judge_member
 from pool.core.ledger import Ledger
 from pool.core.progress import AssembledItem, Assembler, Progress, Received, WorkItem
 from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler

@@ -5,14 +5,8 @@ from collections.abc import Callable, Sequence
 
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
-from pool.core.groups import (
-    Group,
-    GroupAssembler,
-    GroupRules,
-    Judgement,
-    UngroupedTrajectory,
-    judge_member,
-)
+from pool.core.group_assembler import GroupAssembler
+from pool.core.groups import Group, GroupRules, Judgement, UngroupedTrajectory, judge_member
 from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
 from pool.core.progress import WorkItem

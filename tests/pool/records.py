@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
-from pool.core.groups import Group, GroupAssembler, GroupRules, UngroupedTrajectory
+from pool.core.group_assembler import GroupAssembler
+from pool.core.groups import Group, GroupRules, UngroupedTrajectory
 from pool.core.progress import Assembler, Received
 from pool.core.prompts import encode_prompt
 from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler, annotate

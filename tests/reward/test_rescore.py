@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
 from pool.connection import Connection
-from pool.core.groups import Group, GroupAssembler, GroupRules
+from pool.core.group_assembler import GroupAssembler
+from pool.core.groups import Group, GroupRules
 from pool.core.progress import Received
 from pool.producers.output import producer_options
 from pool.topics import DEAD_LETTERS, REWARDED, STEPS, TRAJECTORIES, find_topics

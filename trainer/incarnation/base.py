@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 
 from pool.connection import Connection
-from pool.core.groups import GroupAssembler
+from pool.core.group_assembler import GroupAssembler
 from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
 from pool.producers.output import Output

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
 from pool.consumers.membership import wait_until_empty
-from pool.core.groups import GroupAssembler, GroupRules
+from pool.core.group_assembler import GroupAssembler
+from pool.core.groups import GroupRules
 from trainer.incarnation.base import Incarnation
 from trainer.incarnation.source import GroupItem
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pool.connection import Connection
 from pool.consumers.transaction import Transactions
-from pool.core.groups import GroupAssembler
+from pool.core.group_assembler import GroupAssembler
 from pool.core.trajectories import Trajectory
 from pool.readers.reader import open_topic
 from pool.readers.selection import Selection, SelectionSettings

@@ -19,7 +19,7 @@ from confluent_kafka import Message
 from pool.connection import Connection
 from pool.consumers.consumer import FinishedWork, Outputs
 from pool.core.bookmark import Bookmark
-from pool.core.groups import GroupAssembler
+from pool.core.group_assembler import GroupAssembler
 from pool.core.progress import Progress, WorkItem
 from pool.core.trajectories import StrayRecord
 from pool.producers.output import Output

@@ -31,7 +31,8 @@ from gateway.atropos.log.writer import LogWriter
 from gateway.atropos.state.events import ClosedAgentGroup
 from gateway.atropos.state.state import AtroposState
 from pool.core.bookmark import Bookmark
-from pool.core.groups import Group, GroupAssembler, GroupRules
+from pool.core.group_assembler import GroupAssembler
+from pool.core.groups import Group, GroupRules
 from pool.core.progress import Progress, Received
 from pool.readers.reader import TopicReader
 from schemas import Codec, DecidedGroup, SchemaError, ScoredGroup

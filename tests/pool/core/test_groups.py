@@ -5,16 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pool.core.groups import (
-    LATE,
-    TRAIN,
-    Group,
-    GroupAssembler,
-    GroupRules,
-    Judgement,
-    UngroupedTrajectory,
-    judge_member,
-)
+from pool.core.group_assembler import LATE, GroupAssembler
+from pool.core.groups import TRAIN, Group, GroupRules, Judgement, UngroupedTrajectory, judge_member
 from pool.core.progress import Received
 from pool.core.trajectories import (
     StrayRecord,

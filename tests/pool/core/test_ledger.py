@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pool.core.groups import DECIDED_MEMORY
+from pool.core.group_assembler import DECIDED_MEMORY
 from pool.core.ledger import Ledger, TrainedTwice
 from schemas import DecidedGroup, Decision, Member, Outcome, PartitionOffsets
 from schemas.records import Verdict

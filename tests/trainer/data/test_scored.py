@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pool.core.groups import Group, GroupAssembler, GroupRules
+from pool.core.group_assembler import GroupAssembler
+from pool.core.groups import Group, GroupRules
 from pool.core.ledger import Ledger
 from pool.core.marks import PolicyMarks
 from pool.core.progress import Received
