@@ -360,7 +360,7 @@ def test_a_function_that_kills_its_process_fails_its_trajectory_only(
         found = wait_for_ends(log, 3, worker)
     assert (found["before"].reward, found["after"].reward) == (1.0, 1.0)
     assert (found["deadly"].status, found["deadly"].reward) == ("failed", None)
-    assert "or died, 2 times" in str(found["deadly"].reason)
+    assert "or its process died, in each of 2 attempts" in str(found["deadly"].reason)
     [letter] = dead_letters(log)
     assert log.codec().decode(letter.value).trajectory_uid == "deadly"  # type: ignore[attr-defined]
     assert_rewarded_complete(log)
