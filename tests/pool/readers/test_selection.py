@@ -160,5 +160,5 @@ def test_a_tag_has_a_topic_of_its_own(log: Connection) -> None:
         Fatal, match=r"rewarded\.third not found .* `steplog replay rescore --into`"
     ):
         topics.check_rewarded_topic(found, log, topics.rewarded_topic("third"))
-    with pytest.raises(Fatal, match=r"small letters, digits and dashes"):
+    with pytest.raises(Fatal, match=r"lower-case letters, digits and dashes"):
         topics.rewarded_topic("Über.alles")
