@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# More workers than cores: they mostly wait for Kafka.
+LIGHT_TESTS = $(BIN)/pytest -m 'not heavy and not slow and not proof' -n 4 --dist loadfile
 
-.PHONY: setup setup-cpu demo docs lint test test-slow proof bench clean
+.PHONY: check setup setup-cpu demo docs lint test test-slow proof bench clean
 
 setup: $(READY)
 
@@ -32,8 +34,14 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# What a contributor runs all the time: it needs neither torch nor vLLM.
+check: lint
+	$(LIGHT_TESTS)
+
+# The tests of `check`, and then those that load torch: two runs, so that few processes load it.
 test: setup-cpu
-	$(BIN)/pytest -m 'not slow and not proof' -n 4 --dist loadfile
+	$(LIGHT_TESTS)
+	$(BIN)/pytest -m 'heavy and not slow and not proof' -n 2 --dist loadfile
 
 # The real vLLM is among them.
 test-slow: setup-cpu

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from pool.connection import Connection
+from servicekit.tokenizer import hide_torch
 from steplog.kafka import local_kafka
-from tests import processes
+from tests import brokers, heavy, processes
 
 
 def _own_ports() -> Iterator[int]:
@@ -71,12 +72,24 @@ def _is_stopped(thread: Path) -> bool:
     return True  # it has ended
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return heavy.is_deselected(collection_path, config.option.markexpr) or None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if heavy.is_heavy(item.path):
+        item.add_marker("heavy")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if heavy.excludes_heavy(config.option.markexpr):
+        hide_torch()
     if processes.RUN_FOLDER in os.environ:  # a worker
         return
     run = config.stash[_RUN] = ExitStack()
     run.enter_context(processes.shared_run_folder())
     run.callback(_stop_broker)
+    brokers.set_java_options()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -86,7 +99,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def _stop_broker() -> None:
     with processes.run_folder("kafka") as folder:
-        local_kafka.stop(folder / "kafka")
+        brokers.stop(folder / "kafka")
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +107,7 @@ def kafka() -> local_kafka.Broker:
     """The broker of the whole run. Tests that pause or kill one have one of their own."""
     with processes.run_folder("kafka") as folder:
         directory = folder / "kafka"
-        return local_kafka.status(directory) or local_kafka.start(directory, free_port())
+        return local_kafka.status(directory) or brokers.start(directory, free_port())
 
 
 @pytest.fixture

@@ -194,6 +194,7 @@ def _start(directory: Path, port: int, heap: str) -> Broker:
     controller_port = _free_controller_port(port)
     java = ["/usr/bin/env", "LC_ALL=C.UTF-8"]  # in other locales, Java misreads some paths
     java += [software.java(), f"-Xmx{heap}", "-XX:+ExitOnOutOfMemoryError", _mark(directory)]
+    java += software.java_options()
     java += ["-Dlog4j2.configurationFile=classpath:broker-log4j2.xml"]
     java += ["-cp", f"{software.jars()}/*:{Path(__file__).parent}"]
     broker_directory.prepare(directory, port, controller_port, java)

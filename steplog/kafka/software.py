@@ -6,6 +6,7 @@ interrupted download is never mistaken for a complete one.
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -47,6 +48,11 @@ def java() -> str:
     if int(match[2]) < OLDEST_JAVA:
         raise LocalKafkaError(f"{program} is Java {match[1]}, which is too old for Kafka. {advice}")
     return program
+
+
+def java_options() -> list[str]:
+    """Further options for Java, from the variable that Kafka's own scripts read too."""
+    return shlex.split(os.environ.get("KAFKA_OPTS", ""))
 
 
 def jars() -> Path:

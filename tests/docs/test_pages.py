@@ -155,6 +155,7 @@ def test_every_unrunnable_command_is_used() -> None:
     assert not unused, f"no page shows {unused}"
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_vllm_accepts_the_flags() -> None:
     """The flags of every `vllm serve` in a page or example."""

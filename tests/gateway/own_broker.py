@@ -10,8 +10,9 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from pool.connection import Connection
-from steplog.kafka import broker_directory, software
+from steplog.kafka import broker_directory
 from steplog.kafka.broker_directory import HOST, PROPERTIES
+from tests.brokers import java
 from tests.conftest import free_port, pause_and_wait
 from tests.gateway.tcp_proxy import Proxy, running_proxy
 
@@ -32,7 +33,7 @@ class OwnBroker:
     def start(self) -> None:
         with (self._directory / "broker.log").open("a") as log:
             self._process = subprocess.Popen(
-                _java("kafka.Kafka", PROPERTIES), cwd=self._directory, stdout=log, stderr=log
+                java("kafka.Kafka", PROPERTIES), cwd=self._directory, stdout=log, stderr=log
             )
         quiet = {"log_level": 0, "reconnect.backoff.max.ms": 200}
         admin = AdminClient({"bootstrap.servers": self.direct, **quiet})
@@ -74,7 +75,7 @@ def own_broker(directory: Path) -> Iterator[OwnBroker]:
     lines = [f"{name}={value}\n" for name, value in settings.items()]
     (directory / PROPERTIES).write_text("".join(lines))
     tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={CLUSTER}"]
-    tool = _java(*tool, f"--config={PROPERTIES}")
+    tool = java(*tool, f"--config={PROPERTIES}")
     subprocess.run(tool, cwd=directory, check=True, capture_output=True)
     with running_proxy(proxied, inner) as proxy:
         broker = OwnBroker(directory, direct, proxy)
@@ -83,7 +84,3 @@ def own_broker(directory: Path) -> Iterator[OwnBroker]:
             yield broker
         finally:
             broker.kill()
-
-
-def _java(*words: str) -> list[str]:
-    return [software.java(), "-Xmx512m", "-cp", f"{software.jars()}/*", *words]

@@ -10,10 +10,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import anthropic
-import openai
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pool.connection import Connection
 from pool.topics import STEPS
@@ -22,6 +19,10 @@ from tests import processes
 from tests.conftest import free_port
 from tests.pool.log import messages
 from tests.steplog.command import STEPLOG, reaching
+
+if TYPE_CHECKING:  # they take seconds to import, and most tests ask without them
+    import anthropic
+    import openai
 
 START_LIMIT_S = 60.0
 POLL_S = 0.05
@@ -51,14 +52,18 @@ class RunningGateway:
     def base(self, trajectory_uid: str, prompt_uid: str) -> str:
         return f"{self.url}/{trajectory_uid}/{prompt_uid}/v1"
 
-    def openai(self, trajectory_uid: str, prompt_uid: str, **options: Any) -> openai.OpenAI:
+    def openai(self, trajectory_uid: str, prompt_uid: str, **options: Any) -> "openai.OpenAI":
         """The real client, without retries unless a test asks for them."""
+        import openai
+
         options = {"api_key": "none", "max_retries": 0, **options}
         return openai.OpenAI(base_url=self.base(trajectory_uid, prompt_uid), **options)
 
     def anthropic(
         self, trajectory_uid: str, prompt_uid: str, **options: Any
-    ) -> anthropic.Anthropic:
+    ) -> "anthropic.Anthropic":
+        import anthropic
+
         options = {"api_key": "none", "max_retries": 0, **options}
         base = self.base(trajectory_uid, prompt_uid).removesuffix("/v1")
         return anthropic.Anthropic(base_url=base, **options)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import openai
 import pytest
 
 from schemas.packing import unpack_ids
@@ -128,6 +127,8 @@ def test_models_are_the_engines(gateway: RunningGateway, uid: str, prompt_uid: s
 def test_a_probe_without_a_trajectory_is_answered_and_not_recorded(
     gateway: RunningGateway, stub: StubEngine
 ) -> None:
+    import openai
+
     before = gateway.metric("steps_published_total")
     client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
     answer = client.chat.completions.create(

@@ -1,12 +1,10 @@
 """Anthropic's /messages: parsed, answered and streamed, with Anthropic's own client as the judge."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from anthropic import Anthropic, APIStatusError, BadRequestError
-from anthropic.types import Message, MessageParam, RawMessageStreamEvent
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -42,7 +40,11 @@ from tests.gateway.dialects import (
     streamed,
 )
 
-USER: MessageParam = {"role": "user", "content": "Hi"}
+if TYPE_CHECKING:  # it takes seconds to import, so only the tests that need it do
+    from anthropic import Anthropic
+    from anthropic.types import Message, MessageParam
+
+USER: "MessageParam" = {"role": "user", "content": "Hi"}
 VALID: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": [USER]}
 READ = {"name": "read", "description": "Reads.", "input_schema": {"type": "object"}}
 SHOWN = {
@@ -81,7 +83,9 @@ def parsed(**changed: Any) -> Request:
     return Messages().parse(json.dumps(VALID | changed).encode())
 
 
-def anthropic(served: Served) -> Anthropic:
+def anthropic(served: Served) -> "Anthropic":
+    from anthropic import Anthropic
+
     return Anthropic(api_key="k", base_url="http://gateway", http_client=served.http)
 
 
@@ -227,6 +231,8 @@ def test_bytes_that_are_no_body_are_told_so(body: bytes) -> None:
 
 @given(bodies(CLAUDE_CODE, MessagesBody.__struct_fields__))
 def test_only_api_errors_come_out_of_any_object(body: dict[str, Any]) -> None:
+    from anthropic.types import Message
+
     try:
         request = Messages().parse(json.dumps(body).encode())
     except ApiError:
@@ -240,7 +246,7 @@ def test_only_api_errors_come_out_of_any_bytes(body: bytes) -> None:
         Messages().parse(body)
 
 
-def check(message: Message, answer: Answer) -> None:
+def check(message: "Message", answer: Answer) -> None:
     """The client's message says what the answer says."""
     assert message.id == f"msg_{STEP}"
     assert (message.usage.input_tokens, message.usage.output_tokens) == (11, 7)
@@ -260,6 +266,8 @@ def check(message: Message, answer: Answer) -> None:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_the_client_reads_the_answer_whole_and_streamed(name: str) -> None:
+    from anthropic.types import Message
+
     answer = ANSWERS[name]
     served = Served(Messages(), answer)
     with anthropic(served) as client:
@@ -274,6 +282,8 @@ def test_the_client_reads_the_answer_whole_and_streamed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_every_event_has_anthropics_shape_and_name(name: str) -> None:
+    from anthropic.types import RawMessageStreamEvent
+
     adapter: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
     events = streamed(Messages(), parsed(), ANSWERS[name]).decode().strip().split("\n\n")
     for told in events:
@@ -328,6 +338,8 @@ def test_the_client_knows_why_it_stopped(changed: Any, reason: str, sequence: st
 
 
 def test_text_between_two_calls_does_not_break_the_first() -> None:
+    from anthropic import Anthropic
+
     first = ToolCallDelta(index=0, id="a", name="read", arguments='{"a":')
     parts = [ToolCallDelta(index=0, arguments="1}"), ToolCallDelta(index=1, id="b", name="list")]
     answer = an_answer("\n", tool_calls=[CALLS[0], CALLS[1]])
@@ -359,6 +371,8 @@ def test_text_between_two_calls_does_not_break_the_first() -> None:
     ],
 )
 def test_errors_have_anthropics_shape(error: ApiError, kind: str) -> None:
+    from anthropic import Anthropic, APIStatusError, BadRequestError
+
     http = replying(anthropic_error(error), error.status, "application/json")
     with (
         Anthropic(api_key="k", base_url="http://g", http_client=http, max_retries=0) as client,
@@ -370,6 +384,8 @@ def test_errors_have_anthropics_shape(error: ApiError, kind: str) -> None:
 
 
 def test_an_error_in_a_stream_reaches_the_client() -> None:
+    from anthropic import Anthropic, APIStatusError
+
     writer = Messages().writer(parsed(), STEP, 1, "m")
     http = replying(writer.begin() + writer.error("The engine is gone.", "server_error"))
     with (

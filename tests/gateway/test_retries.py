@@ -4,7 +4,6 @@ import json
 import time
 from typing import Any
 
-import openai
 import pytest
 
 from tests.gateway.client import (
@@ -194,6 +193,8 @@ def test_the_real_client_times_out_and_retries_and_there_is_one_step(
 def test_a_client_that_gave_up_leaves_one_step(
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
 ) -> None:
+    import openai
+
     """The public original stored three."""
     stub.script([said("slow", hold=0)])
     client = gateway.openai(uid, prompt_uid, max_retries=1, timeout=1.0)

@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from pool.connection import Connection
@@ -124,6 +122,9 @@ def test_health_and_readiness_need_no_key(locked: RunningGateway) -> None:
 
 
 def test_the_real_clients_send_keys_as_they_are_expected(locked: RunningGateway) -> None:
+    import anthropic
+    import openai
+
     messages: Any = [{"role": "user", "content": "hi"}]
     with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=ALICE, max_retries=0) as client:
         client.chat.completions.create(model="", messages=messages, max_tokens=1)

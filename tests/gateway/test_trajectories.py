@@ -4,7 +4,6 @@ import json
 import urllib.parse
 from typing import Any
 
-import openai
 import pytest
 
 from tests.gateway.client import (
@@ -122,6 +121,8 @@ def test_base_url_is_the_address_that_the_client_used(
 
 @pytest.mark.parametrize("odd", ["two words", "50%41", "a?b=c", "a#b", "größe", "...", "a&b+c"])
 def test_a_prompt_uid_of_any_characters_survives_the_url(gateway: RunningGateway, odd: str) -> None:
+    import openai
+
     begun = init(gateway, {"prompt_uid": odd})
     with openai.OpenAI(base_url=begun["base_url"], api_key="none", max_retries=0) as client:
         client.chat.completions.create(model="", messages=HELLO)

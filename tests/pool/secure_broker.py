@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from confluent_kafka.admin import AdminClient
 
-from steplog.kafka import broker_directory, software
+from steplog.kafka import broker_directory
 from steplog.kafka.broker_directory import HOST, PROPERTIES
+from tests.brokers import java
 from tests.conftest import free_port
 from tests.pool.certificates import Authority
 
@@ -48,7 +49,7 @@ def secure_broker(directory: Path) -> Iterator[SecureBroker]:
     _format(directory)
     with (directory / "broker.log").open("w") as log:
         process = subprocess.Popen(
-            _java("kafka.Kafka", PROPERTIES), cwd=directory, stdout=log, stderr=log
+            java("kafka.Kafka", PROPERTIES), cwd=directory, stdout=log, stderr=log
         )
     try:
         # Nothing listens at first, which is no news; the answer comes as soon as something does.
@@ -63,12 +64,8 @@ def secure_broker(directory: Path) -> Iterator[SecureBroker]:
 def _format(directory: Path) -> None:
     user = f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]"
     options = [f"--cluster-id={CLUSTER}", f"--config={PROPERTIES}", "--add-scram", user]
-    tool = _java("kafka.tools.StorageTool", "format", *options)
+    tool = java("kafka.tools.StorageTool", "format", *options)
     subprocess.run(tool, cwd=directory, check=True, capture_output=True)
-
-
-def _java(*words: str) -> list[str]:
-    return [software.java(), "-Xmx512m", "-cp", f"{software.jars()}/*", *words]
 
 
 def _security(broker: SecureBroker, controller: str) -> dict[str, str]:

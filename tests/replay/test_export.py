@@ -127,6 +127,7 @@ def test_groups_that_were_posted_are_trajectories_too(
     assert [row["trajectory_uid"] for row in where] == ["t"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 def test_datasets_loads_it(
     log: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str

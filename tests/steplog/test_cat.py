@@ -14,7 +14,6 @@ import pytest
 from confluent_kafka import Producer as ConfluentProducer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
 
 from pool import topics
 from pool.connection import Connection
@@ -223,6 +222,8 @@ def test_a_tokenizer_turns_ids_into_text(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = {"two": 0, "plus": 1, "is": 2, "four": 3, "<eos>": 4}
     backend = Tokenizer(WordLevel(words, unk_token="<eos>"))
+    from transformers import PreTrainedTokenizerFast
+
     fast: Any = PreTrainedTokenizerFast
     tokenizer = fast(tokenizer_object=backend, eos_token="<eos>")
     tokenizer.save_pretrained(tmp_path / "tiny")

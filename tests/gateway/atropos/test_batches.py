@@ -94,6 +94,7 @@ def test_sizes_that_do_not_fit_wait(
     assert sorted(batch or []) == sorted(expected or [])
 
 
+@pytest.mark.heavy
 @settings(deadline=None)
 @given(waiting(), BATCH_SIZES, st.lists(st.tuples(SHARES, st.booleans()), min_size=1, max_size=3))
 def test_batches_are_those_of_atropos(

@@ -80,6 +80,7 @@ def test_a_killed_server_loses_nothing_and_nobody_is_refused(both: Both, uid: st
     assert atropos.get("/status-env", {"env_id": env_id})["current_step"] == 1
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_stock_environment_serves_there_to_its_end(
     both: Both, tokenizer: Path, tmp_path: Path

@@ -22,6 +22,7 @@ def test_a_metric_without_a_gauge_is_told_once(caplog: pytest.LogCaptureFixture)
     ]
 
 
+@pytest.mark.heavy
 def test_every_metric_of_the_algorithm_has_a_gauge() -> None:
     pytest.importorskip("torch")
     from trainer.algorithm.alarms import RULES

@@ -48,6 +48,7 @@ def scalars(folder: Path) -> Iterator[tuple[int, str, float]]:
                 yield found.step, value.tag, value.simple_value
 
 
+@pytest.mark.heavy
 @needs("tensorboardX")
 def test_tensorboard_reads_every_life_of_a_run(tmp_path: Path) -> None:
     train("tensorboard", tmp_path, range(1, 3))
@@ -73,6 +74,7 @@ def two_lives(name: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.heavy
 @needs("wandb")
 def test_wandb_works_without_a_network_and_both_lives_have_one_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +89,7 @@ def test_wandb_works_without_a_network_and_both_lives_have_one_id(
     assert all(name.encode() in written for name in NAMES)
 
 
+@pytest.mark.heavy
 @needs("trackio")
 def test_trackio_keeps_both_lives_in_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

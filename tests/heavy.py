@@ -1,0 +1,52 @@
+"""The test files that need torch, vLLM or the library of Atropos: `make setup-cpu`, not `make setup`.
+
+All their tests have the mark `heavy`; single tests of other files have it by `@pytest.mark.heavy`.
+Files that a run deselects by `-m 'not heavy'` or `-m heavy` are not even imported, which would cost
+every worker some ten seconds. Without heavy tests, torch is hidden as if it were not installed.
+"""
+
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+_ALGORITHM = ("acceptance", "divergence", "losses", "masks", "objective", "statistics", "trl")
+_TRAINER = (
+    "checkpoint",
+    "export",
+    "faults",
+    "kills",
+    "learner",
+    "many_readers",
+    "ranks",
+    "service",
+)
+_WEIGHTS = ("fleet", "nccl", "packing", "ranks", "vllm")
+PLACES = (
+    *("gateway/real_engine", "gateway/atropos/test_acceptance.py"),
+    *("gateway/atropos/test_bare_servers.py", "trainer/data/test_scored.py", "trainer/learning"),
+    *("trainer/model", "trainer/offline/test_kills.py", "trainer/offline/test_service.py"),
+    *("trainer/reproduction/test_command.py", "telemetry/test_logs.py", "telemetry/test_traces.py"),
+    *(f"trainer/algorithm/test_{name}.py" for name in _ALGORITHM),
+    *(f"trainer/test_{name}.py" for name in _TRAINER),
+    *(f"trainer/weights/test_{name}.py" for name in _WEIGHTS),
+)
+"""Files, or folders with all that is in them."""
+
+
+def is_heavy(path: Path) -> bool:
+    return any(place == path or place in path.parents for place in map(TESTS.joinpath, PLACES))
+
+
+def excludes_heavy(marks: str) -> bool:
+    return "not heavy" in marks
+
+
+def is_deselected(path: Path, marks: str) -> bool:
+    """Whether the mark expression deselects every test of this file."""
+    if path.suffix != ".py" or not path.name.startswith("test_"):
+        return False
+    if excludes_heavy(marks):
+        return is_heavy(path)
+    if re.search(r"\bheavy\b", marks):
+        return not is_heavy(path) and "mark.heavy" not in path.read_text()
+    return False
