@@ -81,6 +81,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("heavy")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`, the tests of a file run in one worker, unless they name another group.
+    Those that share a vLLM come first, since they take longest."""
+    groups: dict[pytest.Item, str] = {}
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+        mark = item.get_closest_marker("xdist_group")
+        groups[item] = mark.args[0] if mark else ""
+    items.sort(key=lambda item: groups[item] != "vllm")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if heavy.excludes_heavy(config.option.markexpr):
         hide_torch()

@@ -7,7 +7,12 @@ import pytest
 from pool.topics import STEPS
 from tests.telemetry.pipeline import ANSWER, KEY, LONG_S, QUESTION, RUN, WRONG, Told
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(LONG_S)]
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.slow,
+    pytest.mark.timeout(LONG_S),
+    pytest.mark.xdist_group("telemetry"),
+]
 
 SERVICES = ["gateway", "reward", "train"]
 

@@ -19,7 +19,12 @@ from tests.telemetry.pipeline import (
     Told,
 )
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(LONG_S)]
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.slow,
+    pytest.mark.timeout(LONG_S),
+    pytest.mark.xdist_group("telemetry"),
+]
 
 
 def only(spans: list[SeenSpan]) -> SeenSpan:
