@@ -120,9 +120,9 @@ def test_only_what_is_selected_is_read(log: Connection) -> None:
     wanted = settings_for(log, of_run=(RUN,), where=("kind=x",))
     with pytest.raises(Fatal, match=r"no trajectory of channel train in the range matches"):
         next(batches(wanted))
-    with pytest.raises(Fatal, match=r"version 3 of run run was never opened; none was"):
+    with pytest.raises(Fatal, match=r"Version 3 of run run does not exist; it has none"):
         next(batches(settings_for(log, of_run=(RUN,), from_version=3)))
-    with pytest.raises(Fatal, match=r"the range holds nothing of .*rewarded"):
+    with pytest.raises(Fatal, match=r"The range selects nothing of .*rewarded"):
         next(batches(settings_for(log, from_=10_000)))
     with pytest.raises(Fatal, match=r"no trajectory of channel val in the range matches"):
         next(batches(settings_for(log, channel="val")))
