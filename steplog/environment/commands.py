@@ -21,23 +21,23 @@ from servicekit.command_line import INTERRUPTED, print_line
 from servicekit.settings_sources import SettingsError, SettingsScope, add_options, load
 from steplog.environment import serving
 from steplog.environment.author_code import describe_error, required_call
-from steplog.environment.environment import Environment, settings_class
+from steplog.environment.base import BaseEnvironment, settings_class
 from steplog.environment.errors import EnvironmentFailed
 
 SERVICE = "env"
 USAGE = "steplog env FILE.py:ENVIRONMENT {serve,process,evaluate}"
 SCOPE = SettingsScope((SERVICE,), None)
-Action = Callable[[Environment[Any], asyncio.Event], Coroutine[Any, Any, int]]
+Action = Callable[[BaseEnvironment[Any], asyncio.Event], Coroutine[Any, Any, int]]
 
 
-async def serve(environment: Environment[Any], stop: asyncio.Event) -> int:
+async def serve(environment: BaseEnvironment[Any], stop: asyncio.Event) -> int:
     done = await serving.serve(environment, stop)
     page = serving.home(environment) / "rollouts.html"
     print_line(f"{done:,} groups are done. {page} shows the newest ones.")
     return 0
 
 
-async def process(environment: Environment[Any], stop: asyncio.Event) -> int:
+async def process(environment: BaseEnvironment[Any], stop: asyncio.Event) -> int:
     folder = await serving.process(environment, stop)
     print_line(
         f"All groups are in {folder / 'rollouts.jsonl'}; {folder / 'rollouts.html'} shows the "
@@ -46,7 +46,7 @@ async def process(environment: Environment[Any], stop: asyncio.Event) -> int:
     return INTERRUPTED if stop.is_set() else 0
 
 
-async def evaluate(environment: Environment[Any], stop: asyncio.Event) -> int:
+async def evaluate(environment: BaseEnvironment[Any], stop: asyncio.Event) -> int:
     result = await serving.evaluate(environment, stop)
     table = Table("metric", "value")
     for name, value in result.metrics.items():
@@ -84,7 +84,7 @@ def run(words: Sequence[str]) -> int:
     return main(cls, words[1:], prog=f"steplog env {words[0]}")
 
 
-def load_environment(spec: str) -> type[Environment[Any]]:
+def load_environment(spec: str) -> type[BaseEnvironment[Any]]:
     """The class that `FILE.py:NAME` or `MODULE:NAME` refers to."""
     source, _, name = spec.rpartition(":")
     try:
@@ -97,7 +97,7 @@ def load_environment(spec: str) -> type[Environment[Any]]:
     except Exception as error:  # the author's code runs
         raise EnvironmentFailed(f"{source} cannot be loaded: {describe_error(error)}") from error
     cls = getattr(module, name, None)
-    if not (isinstance(cls, type) and issubclass(cls, Environment)):
+    if not (isinstance(cls, type) and issubclass(cls, BaseEnvironment)):
         raise EnvironmentFailed(f"{source} has no environment named {name}. Usage: {USAGE}")
     return cls
 
@@ -118,7 +118,7 @@ def _load_module(name: str) -> ModuleType:
 
 
 def main(
-    cls: type[Environment[Any]], argv: Sequence[str] | None = None, prog: str | None = None
+    cls: type[BaseEnvironment[Any]], argv: Sequence[str] | None = None, prog: str | None = None
 ) -> int:
     try:
         namespace = _parser(cls, prog).parse_args(argv)
@@ -140,7 +140,7 @@ def main(
         return INTERRUPTED
 
 
-def _parser(cls: type[Environment[Any]], prog: str | None) -> argparse.ArgumentParser:
+def _parser(cls: type[BaseEnvironment[Any]], prog: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog, description=cls.__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (action, help_) in COMMANDS.items():
@@ -150,7 +150,7 @@ def _parser(cls: type[Environment[Any]], prog: str | None) -> argparse.ArgumentP
     return parser
 
 
-async def _run_until_stopped(action: Action, environment: Environment[Any]) -> int:
+async def _run_until_stopped(action: Action, environment: BaseEnvironment[Any]) -> int:
     """The first signal asks to finish the running groups, the second to cancel them. The third ends the
     process at once, even if the author's code blocks the event loop."""
     stop = asyncio.Event()

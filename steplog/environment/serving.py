@@ -18,7 +18,7 @@ from steplog.environment.author_code import describe_error, required_call
 from steplog.environment.backends.backend import Backend, TrajectoryRegistration
 from steplog.environment.backends.direct import Direct
 from steplog.environment.backends.gateway import Client
-from steplog.environment.environment import Environment, check
+from steplog.environment.base import BaseEnvironment, check
 from steplog.environment.errors import EnvironmentFailed
 from steplog.environment.records.archive import unused_folder
 from steplog.environment.records.metrics_writer import MetricsWriter
@@ -41,7 +41,7 @@ QUIET_S = 2.0
 """Waiting for the gateway is reported after this many seconds."""
 
 
-async def serve(environment: Environment[Item], stop: asyncio.Event | None = None) -> int:
+async def serve(environment: BaseEnvironment[Item], stop: asyncio.Event | None = None) -> int:
     """Returns how many groups are done, including those of earlier processes."""
     check(environment)
     settings, folder = environment.settings, home(environment)
@@ -71,7 +71,7 @@ async def serve(environment: Environment[Item], stop: asyncio.Event | None = Non
         journal.close()
 
 
-async def process(environment: Environment[Item], stop: asyncio.Event | None = None) -> Path:
+async def process(environment: BaseEnvironment[Item], stop: asyncio.Event | None = None) -> Path:
     """Returns the folder with rollouts.jsonl and rollouts.html."""
     check(environment)
     settings = environment.settings
@@ -88,7 +88,7 @@ async def process(environment: Environment[Item], stop: asyncio.Event | None = N
 
 
 async def evaluate(
-    environment: Environment[Item], stop: asyncio.Event | None = None
+    environment: BaseEnvironment[Item], stop: asyncio.Event | None = None
 ) -> EvaluationResult:
     check(environment)
     settings = environment.settings
@@ -113,7 +113,7 @@ async def evaluate(
 
 @asynccontextmanager
 async def _running(
-    environment: Environment[Item], backend: Backend, stop: asyncio.Event
+    environment: BaseEnvironment[Item], backend: Backend, stop: asyncio.Event
 ) -> AsyncIterator[Backend]:
     """Waits for the backend and calls `setup()`; at the end calls `cleanup()`."""
     try:
@@ -142,7 +142,7 @@ async def _wait_for(backend: Backend, stop: asyncio.Event) -> None:
         await cancel_tasks([ready, stopping])
 
 
-async def _clean_up(environment: Environment[Item]) -> None:
+async def _clean_up(environment: BaseEnvironment[Item]) -> None:
     try:
         await environment.cleanup()
     except Exception as error:  # the author's code; it must not hide why the run ended
@@ -176,7 +176,7 @@ async def _wait_for_version(version: int, gateway: Client) -> None:
         await asyncio.sleep(VERSION_EVERY_S)
 
 
-def home(environment: Environment[Any]) -> Path:
+def home(environment: BaseEnvironment[Any]) -> Path:
     """The folder of the environment's journal and results."""
     return environment.settings.dir or Path(".steplog") / environment.title()
 

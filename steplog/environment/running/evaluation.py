@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple
 from servicekit.masking import mask_settings
 from steplog.environment.author_code import finite_numbers, required_call
 from steplog.environment.backends.backend import Backend
-from steplog.environment.environment import Environment
+from steplog.environment.base import BaseEnvironment
 from steplog.environment.errors import EnvironmentFailed
 from steplog.environment.records.archive import RolloutArchive
 from steplog.environment.records.progress import WorkSnapshot
@@ -38,7 +38,7 @@ class Evaluation(Generic[Item]):
 
     def __init__(
         self,
-        environment: Environment[Item],
+        environment: BaseEnvironment[Item],
         backend: Backend,
         folder: Path,
         items: Sequence[Item],
@@ -98,7 +98,7 @@ class Evaluation(Generic[Item]):
 
 
 async def prepare_evaluation(
-    environment: Environment[Item], backend: Backend, folder: Path
+    environment: BaseEnvironment[Item], backend: Backend, folder: Path
 ) -> Evaluation[Item]:
     """An evaluation of the items that the environment's `eval_items` returns now."""
     with required_call("eval_items()"):

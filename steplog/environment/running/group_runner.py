@@ -19,7 +19,7 @@ from steplog.environment.author_code import (
     required_call,
 )
 from steplog.environment.backends.backend import Backend, Ending, TrajectoryRegistration
-from steplog.environment.environment import Environment
+from steplog.environment.base import BaseEnvironment
 from steplog.environment.errors import EnvironmentFailed, GatewayRefused
 from steplog.environment.rollouts.group import Group
 from steplog.environment.rollouts.rollout import GroupContext, Item, Rollout
@@ -37,7 +37,7 @@ class GroupRunner(Generic[Item]):
 
     def __init__(
         self,
-        environment: Environment[Item],
+        environment: BaseEnvironment[Item],
         backend: Backend,
         journal: Journal,
         channel: str,

@@ -9,7 +9,7 @@ from typing import Any, Generic
 from servicekit.masking import mask_settings
 from steplog.environment.author_code import describe_error, finite_numbers
 from steplog.environment.backends.backend import Backend
-from steplog.environment.environment import Environment
+from steplog.environment.base import BaseEnvironment
 from steplog.environment.errors import EnvironmentFailed
 from steplog.environment.records.archive import RolloutArchive, unused_folder
 from steplog.environment.records.metrics_writer import MetricsWriter
@@ -32,7 +32,7 @@ class Session(Generic[Item]):
 
     def __init__(
         self,
-        environment: Environment[Item],
+        environment: BaseEnvironment[Item],
         backend: Backend,
         journal: Journal,
         folder: Path,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steplog.environment import commands
-from steplog.environment.environment import settings_class
+from steplog.environment.base import settings_class
 from tests.steplog.command import steplog
 from tests.steplog.environment.environments import Counting, run
 
