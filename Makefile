@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # More workers than cores: they mostly wait for Kafka.
-LIGHT_TESTS = $(BIN)/pytest -m 'not heavy and not slow and not proof' -n 4 --dist loadfile
+LIGHT_TESTS = $(BIN)/pytest -m 'not heavy and not slow and not proof' -n 4
 
 .PHONY: check setup setup-cpu demo docs lint test test-slow proof bench clean
 
@@ -41,11 +41,11 @@ check: lint
 # The tests of `check`, and then those that load torch: two runs, so that few processes load it.
 test: setup-cpu
 	$(LIGHT_TESTS)
-	$(BIN)/pytest -m 'heavy and not slow and not proof' -n 2 --dist loadfile
+	$(BIN)/pytest -m 'heavy and not slow and not proof' -n 2
 
 # The real vLLM is among them.
 test-slow: setup-cpu
-	$(BIN)/pytest -m slow -n 4 --dist loadgroup
+	$(BIN)/pytest -m slow -n 4
 
 # Over three seeds the reward climbs, and at learning rate 0 it does not; the demo, to its end.
 proof: setup-cpu

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,16 +82,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("heavy")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, the tests of a file run in one worker, unless they name another group.
-    Those that share a vLLM come first, since they take longest."""
-    groups: dict[pytest.Item, str] = {}
-    for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
-        mark = item.get_closest_marker("xdist_group")
-        groups[item] = mark.args[0] if mark else ""
-    items.sort(key=lambda item: groups[item] != "vllm")
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.scheduling import GroupScheduling
+
+    return GroupScheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

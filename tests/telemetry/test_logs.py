@@ -11,7 +11,6 @@ pytestmark = [
     pytest.mark.broker,
     pytest.mark.slow,
     pytest.mark.timeout(LONG_S),
-    pytest.mark.xdist_group("telemetry"),
 ]
 
 SERVICES = ["gateway", "reward", "train"]

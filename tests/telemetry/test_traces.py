@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.broker,
     pytest.mark.slow,
     pytest.mark.timeout(LONG_S),
-    pytest.mark.xdist_group("telemetry"),
 ]
 
 

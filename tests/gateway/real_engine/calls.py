@@ -22,7 +22,6 @@ from tests.vllm_engine import NAME, Engine
 REAL = [
     pytest.mark.slow,
     pytest.mark.broker,
-    pytest.mark.xdist_group("vllm"),
     pytest.mark.timeout(900),  # the first test waits for vLLM
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup-cpu"),
 ]

@@ -21,7 +21,7 @@ from trainer.weights.fleet import EngineFleet
 from trainer.weights.logprob_check import LogprobDifference, LogprobMismatch
 from trainer.weights.settings import WeightsSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 GLOO = ("--weight-transfer-config", '{"backend": "gloo"}')
 PROMPT = list(b"Which weights are these?")

@@ -1,0 +1,22 @@
+"""Which tests xdist gives to the same worker: those of a file, and those of files in one group.
+
+The files of a group share a fixture that is slow to start, or must not run at the same time. (xdist's
+`--dist loadgroup` cannot do it with pytest 9.2: it writes the group into `_nodeid`, which is gone.)
+"""
+
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+GROUPS = {
+    "tests/gateway/real_engine/": "vLLM",
+    "tests/steplog/environment/test_real_engine.py": "vLLM",
+    "tests/trainer/weights/test_vllm.py": "vLLM",
+    "tests/telemetry/test_logs.py": "telemetry",
+    "tests/telemetry/test_traces.py": "telemetry",
+}
+"""By file, or by the beginning of a path. Two vLLMs at once would take each other's CPU."""
+
+
+class GroupScheduling(LoadFileScheduling):  # type: ignore[misc]
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return next((group for path, group in GROUPS.items() if file.startswith(path)), file)
