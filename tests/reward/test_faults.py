@@ -229,7 +229,7 @@ def wait_for_end_or_loss(zombie: RunningWorker) -> None:
 
     wait_for(is_told)
     code = zombie.terminate()  # it may be about to end by itself
-    stopped = "taken over by another process, or its transaction" in zombie.log.read_text()
+    stopped = "Another process took over transactional id" in zombie.log.read_text()
     assert stopped or code == 0
 
 
