@@ -45,7 +45,7 @@ test: setup-cpu
 
 # The real vLLM is among them.
 test-slow: setup-cpu
-	$(BIN)/pytest -m slow -n 4
+	$(BIN)/pytest -m slow
 
 # Over three seeds the reward climbs, and at learning rate 0 it does not; the demo, to its end.
 proof: setup-cpu
