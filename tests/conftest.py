@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from pool.connection import Connection
@@ -31,6 +32,9 @@ def _own_ports() -> Iterator[int]:
     return itertools.cycle(ports)
 
 
+# How long an example takes depends on what else runs, and on what it is the first to import.
+hypothesis.settings.register_profile("steplog", deadline=None)
+hypothesis.settings.load_profile("steplog")
 _ports = _own_ports()
 _RUN = pytest.StashKey[ExitStack]()
 

@@ -49,7 +49,7 @@ LIGHT = (
 )
 TORCH = ("torch", *LIGHT, "transformers.models.qwen2.modeling_qwen2", "safetensors.torch")
 ATROPOS = (*("torch", "atroposlib.envs.base", "atroposlib.envs.server_handling.server_manager"),)
-NEED_TORCH = (["train"], ["export"], ["replay", "step"])
+NEED_TORCH = (["train"], ["export"], ["demo"], ["replay", "step"])
 
 
 class Preload(NamedTuple):

@@ -168,7 +168,9 @@ def test_a_schema_of_other_people_is_a_schema_error(
 
 
 def test_an_unregistered_topic_says_what_to_do(server: RegistryServer) -> None:
-    with pytest.raises(SchemaError, match=r"not know new-steplog.Step .* `steplog topics create`"):
+    with pytest.raises(
+        SchemaError, match=r"schema of new-steplog.Step; .* `steplog topics create`"
+    ):
         Codec(SchemaRegistry(server.url)).encode(FULL[0], "new")
 
 

@@ -229,6 +229,7 @@ def test_the_view_fits(tmp_path: Path, width: int) -> None:
     assert len(text.splitlines()) <= 30
 
 
+@pytest.mark.heavy
 def test_foreign_files_are_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "thesis.txt").write_text("mine")
@@ -238,6 +239,7 @@ def test_foreign_files_are_not_deleted(tmp_path: Path) -> None:
     assert (tmp_path / "here" / "thesis.txt").exists()
 
 
+@pytest.mark.heavy
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
     told = steplog("demo", "--resume")
     assert told.returncode == 1
