@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from servicekit.command_line import print_line
 from trainer.reproduction.output import format_lines, make_document
 from trainer.reproduction.recorded_run import RecordedRun
 from trainer.reproduction.settings import ReplayStepSettings
 
 
-def replay_step(settings: ReplayStepSettings, write: Callable[[str], None]) -> bool:
-    """Writes the report; returns False if the batch or the training could not be reproduced."""
+def replay_step(settings: ReplayStepSettings, write: Callable[[str], None] = print_line) -> int:
+    """Writes the report. Returns the exit status: 1 if the batch or the training was not reproduced."""
     run = RecordedRun(settings, settings.run)
     (decision,) = run.decisions_for(settings.version)
     batch = run.rebuild_batch(decision)
@@ -24,4 +25,5 @@ def replay_step(settings: ReplayStepSettings, write: Callable[[str], None]) -> b
     else:
         for line in format_lines(batch, retrained):
             write(line)
-    return batch.is_same is not False and (retrained is None or retrained.is_same)
+    is_reproduced = batch.is_same is not False and (retrained is None or retrained.is_same)
+    return 0 if is_reproduced else 1
