@@ -102,6 +102,8 @@ def pytest_configure(config: pytest.Config) -> None:
     run.enter_context(processes.shared_run_folder())
     run.callback(_stop_broker)
     brokers.set_java_options()
+    # `timeout` ends a run as Ctrl-C does, and its broker with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
