@@ -1,6 +1,5 @@
 """The project's own files: what is imported is declared, and GitHub can read what it is given."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.test_structure import MAY_IMPORT, ROOT
+from tests.test_structure import MAY_IMPORT, ROOT, imported
 
 GITHUB = ROOT / ".github"
 
@@ -26,14 +25,8 @@ def declared_distributions() -> set[str]:
 
 def imported_packages() -> dict[str, Path]:
     """Top-level packages that the distribution imports, each with a file that does."""
-    packages: dict[str, Path] = {}
-    for file in (file for folder in MAY_IMPORT for file in (ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Import):
-                packages.update({alias.name.partition(".")[0]: file for alias in node.names})
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                packages[node.module.partition(".")[0]] = file
-    return packages
+    files = [file for folder in MAY_IMPORT for file in (ROOT / folder).rglob("*.py")]
+    return {package: file for file in files for package in imported(file)}
 
 
 def test_every_imported_package_is_declared() -> None:
