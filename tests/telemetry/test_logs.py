@@ -42,7 +42,7 @@ def test_lines_about_a_trajectory_name_it(told: Told) -> None:
 
 
 def test_lines_about_a_version_name_it(told: Told) -> None:
-    for words in ("Decision 1: version 1 of 1 groups", "version 1: reward "):
+    for words in ("Decision 1: training version 1 on 1 groups", "version 1: reward "):
         line = told.line("train", words)
         assert (line["run"], line["version"], line["incarnation"]) == (RUN, 1, 1)
 

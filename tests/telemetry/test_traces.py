@@ -82,7 +82,7 @@ def test_a_failed_call_and_a_failed_reward_are_failed_spans(told: Told) -> None:
     calls = told.collector.named("POST /…/chat/completions", trajectory_uid=told.uids["broken"])
     assert only(calls).is_failed and only(calls).about["http.response.status_code"] == 502
     tries = [s for s in told.collector.spans if s.parent_id == only(calls).span_id]
-    assert {s.about["error.type"] for s in tries} == {"EngineTrouble"}
+    assert {s.about["error.type"] for s in tries} == {"EngineError"}
     topic = told.connection.topic_name(STEPS)
     odd = only(told.collector.named(f"process {topic}", trajectory_uid=told.uids["odd"]))
     assert odd.is_failed and odd.about["error.type"] == "picky"
