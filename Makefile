@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where bytecode is switched off, every process of a test would compile all that it imports.
+export PYTHONDONTWRITEBYTECODE =
 READY := $(VENV)/.ready
 # More workers than cores: they mostly wait for Kafka.
 LIGHT_TESTS = $(BIN)/pytest -m 'not heavy and not slow and not proof' -n 4

@@ -6,6 +6,7 @@ every worker some ten seconds. Without heavy tests, torch is hidden as if it wer
 """
 
 import re
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -33,8 +34,12 @@ PLACES = (
 """Files, or folders with all that is in them."""
 
 
+_PATHS = {TESTS / place for place in PLACES}
+
+
+@cache
 def is_heavy(path: Path) -> bool:
-    return any(place == path or place in path.parents for place in map(TESTS.joinpath, PLACES))
+    return not _PATHS.isdisjoint((path, *path.parents))
 
 
 def excludes_heavy(marks: str) -> bool:
