@@ -10,12 +10,17 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from gateway.errors import ApiError, NotFound
+from gateway.http.base_urls import API, PLACEHOLDERS, SplitPath, canonical_path, split_path
+from gateway.http.docs_page import render_page
 from gateway.http.endpoint import Endpoint, RequestLimit, openai_error
+from gateway.http.exchange import Exchange
 from gateway.http.openapi import describe_operation
+from gateway.http.public_url import public_url
 from gateway.routes import llm_calls, operations, trajectories, white_box
 from gateway.routes.parts import GatewayState
 from gateway.routes.route import BASE_URL, RouteSpec
@@ -41,7 +46,7 @@ class GatewayApp(FastAPI):
         limit = RequestLimit(state.keys, state.settings.max_requests)
         for spec in specs:
             endpoint = Endpoint(
-                spec.path.replace(BASE_URL, "/…"),
+                spec.public_path.replace(BASE_URL, "/…"),
                 partial(spec.handler, state),
                 spec.error_body,
                 limit,
@@ -50,10 +55,20 @@ class GatewayApp(FastAPI):
             self.router.routes.append(_exact_route(spec, endpoint))
             if spec.is_hot:
                 self._hot_endpoints[spec.path.removeprefix(BASE_URL + "/")] = endpoint
-        self.add_exception_handler(HTTPException, _respond_no_route)
+        self._base_url_routes = {
+            spec.path.removeprefix(BASE_URL + "/"): spec.error_body
+            for spec in specs
+            if spec.path.startswith(BASE_URL)
+        }
+        """The error bodies of the routes of a trajectory, by what follows the base URL."""
+        self.add_route("/docs", self._docs, ["GET"], include_in_schema=False)
+        self.add_exception_handler(HTTPException, self._respond_no_route)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         endpoint = self._hot_endpoint(scope)
+        if endpoint is None and scope["type"] == "http":
+            scope["path"] = canonical_path(scope["path"], self._base_url_routes)
+            endpoint = self._hot_endpoint(scope)
         if endpoint is None:
             await super().__call__(scope, receive, send)
         else:
@@ -70,6 +85,30 @@ class GatewayApp(FastAPI):
         scope["path_params"] = {"trajectory_uid": trajectory_uid, "prompt_uid": prompt_uid}
         return self._hot_endpoints[path]
 
+    async def _docs(self, _: Request) -> Response:
+        return HTMLResponse(render_page(self.openapi()))
+
+    async def _respond_no_route(self, request: Request, error: Exception) -> Response:
+        """Answers a wrong URL with the right one, in the format of the API that was meant."""
+        assert isinstance(error, HTTPException)
+        scope = request.scope
+        split = split_path(scope["path"], self._base_url_routes)
+        reason = f"{request.method} {scope['path']}: {error.detail}."
+        if error.status_code == 405:
+            hint = f"Use {(error.headers or {}).get('Allow', 'another method')}."
+        else:
+            hint = _url_hint(public_url(Exchange(scope, request.receive, None, 0)), split)
+        kind = ApiError if error.status_code >= 500 else NotFound
+        refusal = kind(f"{reason} {hint} GET /docs lists all routes.")
+        error_body = self._base_url_routes.get(split.route if split else "", openai_error)
+        headers = {name.decode(): value.decode() for name, value in refusal.headers()}
+        return Response(
+            error_body(refusal),
+            error.status_code,
+            headers | dict(error.headers or {}),
+            "application/json",
+        )
+
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document, made from the `RouteSpec`s."""
         if self.openapi_schema is None:
@@ -77,7 +116,7 @@ class GatewayApp(FastAPI):
                 title=self.title, version=self.version, description=self.description, routes=[]
             )
             document["paths"] = {
-                spec.path: {spec.method.lower(): _operation(spec)} for spec in self._specs
+                spec.public_path: {spec.method.lower(): _operation(spec)} for spec in self._specs
             }
             self.openapi_schema = document
         return self.openapi_schema
@@ -95,12 +134,17 @@ def _exact_route(spec: RouteSpec, endpoint: Endpoint) -> Route:
 
 def _operation(spec: RouteSpec) -> dict[str, Any]:
     return describe_operation(
-        spec.method, spec.path, spec.summary, spec.body, spec.query, spec.errors, spec.conditions
+        spec.method,
+        spec.public_path,
+        spec.summary,
+        spec.body,
+        spec.query,
+        spec.errors,
+        spec.conditions,
     )
 
 
-async def _respond_no_route(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    kind = ApiError if error.status_code >= 500 else NotFound
-    body = openai_error(kind(f"{error.detail}. GET /openapi.json lists the gateway's routes."))
-    return Response(body, error.status_code, error.headers, "application/json")
+def _url_hint(gateway_url: str, split: SplitPath | None) -> str:
+    if split is not None:
+        return f"The URL of this call is {gateway_url}{split.suggestion()}."
+    return f"A base URL is {gateway_url}/{'/'.join(PLACEHOLDERS)}/{API}."

@@ -45,6 +45,8 @@ class Engine:
         self.name = LOGIN.sub("***", self.url)
         """The URL without a login, for logs and traces."""
         self.running = 0
+        self.last_choice = 0
+        """The number of the router's choice that last fell on this engine; 0 if none did."""
         self.healthy = False
         self.version: Version | None = None
         self.models: list[str] = []

@@ -1,11 +1,13 @@
 """All engines: their health, and which one serves the next call.
 
 A call goes to the engine that served the trajectory's last call, because of its prefix cache, unless
-another one is clearly less loaded; otherwise to the least loaded one. An engine is usable while it is
-healthy, not stuck in a pause, and has weights that the policy allows. Calls wait for a usable engine.
+another one is clearly less loaded; otherwise to the least loaded one, and among equals to the one that
+was chosen longest ago. An engine is usable while it is healthy, not stuck in a pause, and has weights
+that the policy allows. Calls wait for a usable engine.
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -40,6 +42,7 @@ class EngineRouter:
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
         self.all: dict[str, Engine] = {}
+        self._choices = itertools.count(1)
         policy.on_change = self._poll_now.set
 
     def set_urls(self, urls: Sequence[str]) -> None:
@@ -89,11 +92,12 @@ class EngineRouter:
         candidates = [engine for engine in usable if engine.url not in failed_urls] or usable
         if not candidates:
             return None
-        idlest = min(candidates, key=lambda engine: engine.running)
+        chosen = min(candidates, key=lambda engine: (engine.running, engine.last_choice))
         preferred = self.all.get(favourite or "")
-        if preferred in candidates and preferred.running <= idlest.running + AFFINITY_SLACK:
-            return preferred
-        return idlest
+        if preferred in candidates and preferred.running <= chosen.running + AFFINITY_SLACK:
+            chosen = preferred
+        chosen.last_choice = next(self._choices)
+        return chosen
 
     def report_failure(self, engine: Engine, error: Exception) -> None:
         """Records that a call failed. An engine that did not respond gets no calls until a poll

@@ -58,7 +58,7 @@ def describe_operation(
 def _path_parameters(path: str) -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "path", "required": True, "schema": UID_SCHEMA}
-        for name in ("trajectory_uid", "prompt_uid")
+        for name in ("trajectory_uid", "prompt_uid", "model")
         if f"{{{name}}}" in path
     ]
 

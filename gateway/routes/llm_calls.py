@@ -6,6 +6,7 @@ and not recorded; longer calls need --unbound-channel."""
 import hashlib
 import time
 import uuid
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,7 @@ from gateway.dialects.completions import Completions
 from gateway.dialects.messages import Messages, anthropic_error, parse_count_tokens
 from gateway.dialects.request import Dialect, Request
 from gateway.dialects.responses import Responses
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, NotFound
 from gateway.http.endpoint import ErrorBody, openai_error
 from gateway.http.exchange import Exchange
 from gateway.routes.parts import GatewayParts, GatewayState, prompt_scope
@@ -30,6 +31,8 @@ from servicekit import tracing
 MAX_PROBE_TOKENS = 16
 """Agent frameworks test a URL with a call of one or a few tokens."""
 MAX_PROBE_BYTES = 300
+DEFAULT_MODEL = "default"
+"""The name under which a client need not know which model is served."""
 
 
 def serve_call(dialect: Dialect) -> RouteHandler:
@@ -149,11 +152,28 @@ async def count_tokens(state: GatewayState, exchange: Exchange) -> None:
 async def list_models(state: GatewayState, exchange: Exchange) -> None:
     parts = state.require_parts()
     parts.check_caller(exchange)
-    cards = [
-        {"id": name, "object": "model", "created": 0, "owned_by": "steplog"}
-        for name in parts.engines.models()
-    ]
+    cards = [_model_card(name) for name in parts.engines.models()]
     await exchange.reply(200, msgspec.json.encode({"object": "list", "data": cards}))
+
+
+async def get_model(state: GatewayState, exchange: Exchange) -> None:
+    parts = state.require_parts()
+    parts.check_caller(exchange)
+    name, served = exchange.scope["path_params"]["model"], parts.engines.models()
+    if name == DEFAULT_MODEL and served:
+        name = served[0]
+    if name not in served:
+        raise NotFound(
+            f"No engine serves the model {name!r}. Use {DEFAULT_MODEL!r}, or one of: "
+            f"{', '.join(served) or 'none is usable now'}.",
+            param="model",
+            code="model_not_found",
+        )
+    await exchange.reply(200, msgspec.json.encode(_model_card(name)))
+
+
+def _model_card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "steplog"}
 
 
 def _dialect_routes(
@@ -204,6 +224,17 @@ def _models_route(base: str) -> RouteSpec:
     )
 
 
+def _model_route(base: str) -> RouteSpec:
+    return RouteSpec(
+        "GET",
+        base + "/models/{model:path}",
+        get_model,
+        "One of the models that engines serve",
+        (401, 404, 429, 503),
+        conditions={404: "No engine serves this model, or the base URL has expired."},
+    )
+
+
 ROUTES: list[RouteSpec] = [
     *_dialect_routes(Chat(), Chat.body, "/chat/completions"),
     *_dialect_routes(Messages(), Messages.body, "/messages", anthropic_error),
@@ -211,4 +242,5 @@ ROUTES: list[RouteSpec] = [
     *_dialect_routes(Completions(), Completions.body, "/completions"),
     *(_count_tokens_route(base) for base in (BASE_URL, "/v1")),
     *(_models_route(base) for base in (BASE_URL, "/v1")),
+    *(_model_route(base) for base in (BASE_URL, "/v1")),
 ]

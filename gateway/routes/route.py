@@ -29,3 +29,8 @@ class RouteSpec(NamedTuple):
     is_hot: bool = False
     """Nearly all requests are LLM calls of a trajectory; they bypass FastAPI's middleware and
     router."""
+
+    @property
+    def public_path(self) -> str:
+        """The path as the OpenAPI document and metrics show it, without Starlette's converters."""
+        return self.path.replace(":path}", "}")

@@ -18,6 +18,7 @@ from gateway.http.bodies import (
     metadata_text,
 )
 from gateway.http.exchange import Exchange
+from gateway.http.public_url import public_url
 from gateway.routes.parts import GatewayState, prompt_scope
 from gateway.routes.route import BASE_URL, RouteSpec
 from gateway.state.completion import Completion
@@ -25,7 +26,6 @@ from gateway.state.trajectory import TrajectoryState
 from schemas import Feedback
 
 OK = b'{"status":"ok"}'
-DEFAULT_PORTS = {"http": "80", "https": "443"}
 ANSWER_ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 """What the dialects put in front of a step_id to make an answer's id."""
 
@@ -128,24 +128,6 @@ def _find_step_id(trajectory: TrajectoryState, answer_id: str) -> str:
             param="step_id",
         )
     return step_id
-
-
-def public_url(exchange: Exchange) -> str:
-    """The address that the client used, through whatever proxies."""
-    header = exchange.header
-    scheme = _first(header(b"x-forwarded-proto")) or exchange.scope["scheme"]
-    host = _first(header(b"x-forwarded-host")) or header(b"host") or "127.0.0.1"
-    port = _first(header(b"x-forwarded-port"))
-    has_port = ":" in host.rpartition("]")[2]
-    if port and not has_port and port != DEFAULT_PORTS.get(scheme):
-        host = f"{host}:{port}"
-    prefix = (_first(header(b"x-forwarded-prefix")) or "").strip("/")
-    return f"{scheme}://{host}" + (f"/{prefix}" if prefix else "")
-
-
-def _first(value: str | None) -> str | None:
-    """The first value of a list to which each proxy may have appended its own: the client's."""
-    return value.partition(",")[0].strip() if value else None
 
 
 ROUTES: list[RouteSpec] = [

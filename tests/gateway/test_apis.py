@@ -121,6 +121,14 @@ def test_models_are_the_engines(gateway: RunningGateway, uid: str, prompt_uid: s
     assert [model["id"] for model in gateway.get("/v1/models").body["data"]] == ["tiny"]
 
 
+def test_one_model_is_asked_for(gateway: RunningGateway, uid: str, prompt_uid: str) -> None:
+    with gateway.openai(uid, prompt_uid) as client:
+        assert client.models.retrieve("tiny").id == client.models.retrieve("default").id == "tiny"
+    reply = gateway.get("/v1/models/some/other")
+    assert (reply.status, error(reply)["code"]) == (404, "model_not_found")
+    assert "tiny" in error(reply)["message"]
+
+
 # Without a trajectory
 
 

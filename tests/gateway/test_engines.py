@@ -4,6 +4,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,14 @@ class Fleet:
         for engine in self.both:
             engine.reset(f"1.{self._version}")
         eventually(lambda: self.usable() == 2)
+        for gateway in (self.gateway, self.impatient):
+            eventually(partial(self._serves_with_two, gateway))
+
+    def _serves_with_two(self, gateway: RunningGateway) -> bool:
+        """Serves a call; when the second engine has got it, the first one is next."""
+        before = len(self.two.requests())
+        assert chat(gateway, f"turn-{uuid.uuid4().hex}", "turn").status == 200
+        return len(self.two.requests()) > before
 
     def revive(self, dead: StubEngine) -> None:
         again = self._stack.enter_context(running_stub(tokens=8, port=dead.port))
