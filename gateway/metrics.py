@@ -51,7 +51,7 @@ not_trainable = Counter(
     "Steps whose logprobs cannot be trained on, because of sampling settings or missing logprobs",
 )
 retries_served = Counter(
-    "gateway_retries_served", "Marked retries, by how they were served", ["how"]
+    "gateway_retries_served", "Retries that needed no new call, by how they were served", ["how"]
 )
 undelivered = Counter("gateway_undelivered_steps", "Steps whose answer reached no client")
 publish_ack_seconds = Histogram(

@@ -16,11 +16,12 @@ import msgspec
 from gateway import metrics
 from gateway.calls.answers import add_token_details, make_answer
 from gateway.calls.generation import Generation, Generator
-from gateway.calls.step import count_step, delivery_note, make_step
+from gateway.calls.step import count_step, make_step
 from gateway.dialects.request import Answer, AnswerDelta, Request
 from gateway.errors import ApiError, TooLarge
 from gateway.state.conversation import HashChain
 from gateway.state.log import StepsLog
+from gateway.state.notes import delivery_note
 from gateway.state.trajectories import Trajectories
 from gateway.state.trajectory import RecordedStep, TrajectoryState
 from gateway.tokens.prompts import Prompt
@@ -51,6 +52,7 @@ class LlmCall:
         context: CallContext,
         trajectory: TrajectoryState,
         request: Request,
+        chain: HashChain,
         request_hash: bytes,
         body_bytes: int,
     ) -> None:
@@ -63,6 +65,7 @@ class LlmCall:
         self.task: asyncio.Task[Answer]
         self.recorded: RecordedStep | None = None
         self._context = context
+        self._chain = chain
         self._body_bytes = body_bytes
         self._reserved_index = trajectory.reserve_index()
         self._deltas: list[AnswerDelta] = []
@@ -70,6 +73,7 @@ class LlmCall:
         self._grace: asyncio.TimerHandle | None = None
         self._unwritten: tuple[Step, bytes, Answer] | None = None
         """The Step, its packed prompt and the answer, once generated; kept for a retry of the write."""
+        self._was_delivered = False
 
     def start(self) -> "LlmCall":
         self._deltas = self._deltas if self._unwritten else []
@@ -103,6 +107,12 @@ class LlmCall:
             "step_id": self.step_id,
             "run": registration.run,
         }
+
+    @property
+    def unwritten_step(self) -> Step | None:
+        """The Step of a call that could not be written, as far as this process knows. The log may have
+        it all the same: the acknowledgement may have been lost."""
+        return self._unwritten[0] if self._unwritten and self.recorded is None else None
 
     def served_model(self) -> str:
         """The model name that a stream shows from its first event on."""
@@ -172,12 +182,11 @@ class LlmCall:
         return answer
 
     async def _generate(self) -> tuple[Step, bytes, Answer]:
-        chain = HashChain(self.request)
         registering = self._start_registering()
-        if registering is not None and chain.answers:
+        if registering is not None and self._chain.answers:
             # Another process may have the answer that this call continues.
             await self._wait_until_registered(registering)
-        prompt = await self._prompt(chain)
+        prompt = await self._prompt()
         generator = self._context.generator
         emit = self._emit if self.request.stream else None
         generation = await generator.generate(
@@ -187,7 +196,7 @@ class LlmCall:
         answer = self._answer(prompt, generation)
         if registering is not None:
             await self._wait_until_registered(registering)
-        step = self._step(prompt.packed, generation, chain.after(answer.message()))
+        step = self._step(prompt.packed, generation, self._chain.after(answer.message()))
         return step, prompt.packed, answer
 
     def _start_registering(self) -> "asyncio.Task[None] | None":
@@ -201,11 +210,11 @@ class LlmCall:
         await asyncio.shield(registering)
         await self._context.trajectories.registrar.ensure_registered(self.trajectory)
 
-    async def _prompt(self, chain: HashChain) -> Prompt:
+    async def _prompt(self) -> Prompt:
         if self._body_bytes > RENDER_IN_THREAD_BYTES:
-            prompt, kind = await asyncio.to_thread(self._render, chain)
+            prompt, kind = await asyncio.to_thread(self._render)
         else:
-            prompt, kind = self._render(chain)
+            prompt, kind = self._render()
         limit = self._context.max_prompt_tokens
         if limit is not None and len(prompt) > limit:
             raise TooLarge(
@@ -216,15 +225,15 @@ class LlmCall:
         metrics.prompt_continuity.labels(kind).inc()
         return prompt
 
-    def _render(self, chain: HashChain) -> tuple[Prompt, str]:
+    def _render(self) -> tuple[Prompt, str]:
         """The prompt, and how it relates to earlier Steps."""
         renderer = self._context.generator.renderer
-        continued = self.trajectory.conversation.find(chain)
+        continued = self.trajectory.conversation.find(self._chain)
         if continued is not None:
             tail = renderer.continuation(self.request, continued.messages, continued.last_id)
             if tail is not None:
                 return Prompt.continued(continued.ids, tail), "continued"
-        is_rewritten = chain.answers and self.trajectory.step_count
+        is_rewritten = self._chain.answers and self.trajectory.step_count
         return renderer.prompt(self.request), "rewritten" if is_rewritten else "first"
 
     def _answer(self, prompt: Prompt, generation: Generation) -> Answer:
@@ -252,13 +261,14 @@ class LlmCall:
 
     async def mark_undelivered(self) -> None:
         """Notes in the log that no client received the answer."""
-        if self.recorded is not None and self.recorded.delivered:
+        if self.recorded is not None and self.recorded.delivered and not self._was_delivered:
             self.recorded.delivered = False
             metrics.undelivered.inc()
             await self._context.log.write(delivery_note(self.recorded.step, delivered=False))
 
     async def mark_delivered(self) -> None:
         """Withdraws that note: a retry may have joined while it was being written."""
+        self._was_delivered = True
         if self.recorded is not None and not self.recorded.delivered:
             self.recorded.delivered = True
             await self._context.log.write(delivery_note(self.recorded.step, delivered=True))

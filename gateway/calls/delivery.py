@@ -1,7 +1,8 @@
 """Delivers a call's answer, as one response or as a stream, to the first client or to a retry.
 
-The end of an answer is sent only after the Step is durable. If the client disconnects before that, a
-note on the Step says so; a retry that is served later withdraws the note.
+The end of an answer is sent only after the Step is durable. An answer is delivered when the connection
+has taken all of it; if the client disconnects before that, a note on the Step says so. A retry that is
+served later withdraws the note.
 """
 
 import asyncio
@@ -9,10 +10,10 @@ import asyncio
 from gateway import metrics
 from gateway.calls.answers import as_delta, rebuild_answer
 from gateway.calls.call import CallContext, LlmCall
-from gateway.calls.step import delivery_note
 from gateway.dialects.request import Answer, Dialect, Request
 from gateway.errors import ApiError, Unavailable
 from gateway.http.exchange import Exchange
+from gateway.state.notes import delivery_note
 from gateway.state.trajectory import RecordedStep
 
 
@@ -37,11 +38,9 @@ async def _deliver_whole(
     exchange: Exchange, dialect: Dialect, call: LlmCall, disconnect: "asyncio.Task[None]"
 ) -> bool:
     await call.wait(disconnect)
-    if not exchange.stop_watching():
+    if disconnect.done():
         return False
-    answer = call_result(call)
-    await exchange.reply(200, dialect.answer(call.request, answer))
-    return True
+    return await exchange.deliver(200, dialect.answer(call.request, call_result(call)))
 
 
 async def _deliver_stream(
@@ -54,21 +53,19 @@ async def _deliver_stream(
             await exchange.begin_events()
             await exchange.write(writer.begin())
         await exchange.write(writer.delta(delta))
-    if not exchange.stop_watching():
+    if disconnect.done():
         return False
     try:
         answer = call_result(call)
     except ApiError as error:
         if exchange.status is None:
             raise
-        await exchange.write(writer.error(str(error), error.kind))
-    else:
-        if exchange.status is None:
-            await exchange.begin_events()
-            await exchange.write(writer.begin())
-        await exchange.write(writer.end(answer))
-    await exchange.end()
-    return True
+        await exchange.finish(writer.error(str(error), error.kind))
+        return False
+    if exchange.status is None:
+        await exchange.begin_events()
+        await exchange.write(writer.begin())
+    return await exchange.finish(writer.end(answer))
 
 
 def call_result(call: LlmCall) -> Answer:
@@ -88,21 +85,23 @@ async def deliver_recorded(
 ) -> None:
     """Responds to a retry with the Step that its first attempt left in the log."""
     metrics.retries_served.labels("rebuilt").inc()
+    exchange.watch_disconnect()
     answer = await rebuild_answer(context.generator, request, recorded, prompt)
-    await send_answer(exchange, dialect, request, answer)
-    if not recorded.delivered:
+    is_delivered = await send_answer(exchange, dialect, request, answer)
+    if is_delivered and not recorded.delivered:
         recorded.delivered = True
         await context.log.write(delivery_note(recorded.step, delivered=True))
 
 
 async def send_answer(
     exchange: Exchange, dialect: Dialect, request: Request, answer: Answer
-) -> None:
-    """Sends an answer that is complete, as a stream if the client asked for one."""
+) -> bool:
+    """Sends an answer that is complete, as a stream if the client asked for one. Returns whether the
+    client was connected until all of it was sent."""
     if not request.stream:
-        await exchange.reply(200, dialect.answer(request, answer))
-        return
+        return await exchange.deliver(200, dialect.answer(request, answer))
     writer = dialect.writer(request, answer.step_id, answer.created, answer.model)
     await exchange.begin_events()
-    await exchange.write(writer.begin() + writer.delta(as_delta(answer)) + writer.end(answer))
-    await exchange.end()
+    return await exchange.finish(
+        writer.begin() + writer.delta(as_delta(answer)) + writer.end(answer)
+    )

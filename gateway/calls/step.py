@@ -1,7 +1,5 @@
-"""The records that a call leaves in the log: its Step, and notes on whether it was delivered."""
+"""The Step that a call leaves in the log."""
 
-import time
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +11,7 @@ from gateway.dialects.request import Request
 from gateway.engines.wire import UNKNOWN_LOGPROB, SampledTokens
 from gateway.state.trajectory import RecordedStep, TrajectoryState
 from pool.core.prompts import encode_prompt
-from schemas import Step, StepNote
+from schemas import Step
 from schemas.packing import ID_BYTES, pack_ids, pack_logprobs
 
 LABELLED_CHANNELS = ("train", "val")
@@ -74,20 +72,6 @@ def make_step(
         tenant=registration.tenant,
         not_trainable=_untrainable_reason(request, sample),
         created_at=created * 1000,
-    )
-
-
-def delivery_note(step: Step, delivered: bool) -> StepNote:
-    """Notes on a Step whether its answer reached a client."""
-    return StepNote(
-        note_id=str(uuid.uuid4()),
-        step_id=step.step_id,
-        trajectory_uid=step.trajectory_uid,
-        prompt_uid=step.prompt_uid,
-        run=step.run,
-        channel=step.channel,
-        delivered=delivered,
-        created_at=int(time.time() * 1000),
     )
 
 

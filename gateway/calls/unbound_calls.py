@@ -19,6 +19,7 @@ from gateway.dialects.sampling import check_sample_count
 from gateway.errors import BadRequest
 from gateway.http.exchange import Exchange
 from gateway.state.completion import Completion
+from gateway.state.conversation import HashChain
 from schemas import Step
 
 ANSWERED = Completion()
@@ -67,13 +68,14 @@ class UnboundCalls:
         self, requests: Sequence[Request], body: bytes, tenant: str, scope: str
     ) -> list[LlmCall]:
         digest = hashlib.blake2b(body, digest_size=12).digest()
-        prompt_uid = f"{scope}{digest.hex()}"
+        prompt_uid, chain = f"{scope}{digest.hex()}", HashChain(requests[0])
         calls = []
         for request in requests:
             trajectory = await self._context.trajectories.for_call(
                 uuid.uuid4().hex, prompt_uid, tenant, self._channel
             )
-            calls.append(LlmCall(self._context, trajectory, request, digest, len(body)).start())
+            call = LlmCall(self._context, trajectory, request, chain, digest, len(body))
+            calls.append(call.start())
         return calls
 
     async def _wait(self, exchange: Exchange, calls: Sequence[LlmCall]) -> None:

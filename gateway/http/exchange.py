@@ -95,7 +95,11 @@ class Exchange:
         `is_gone` before waiting for anything, so that a disconnect meanwhile is noticed."""
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*headers, length])
-        await self.write(body)
+        return await self.finish(body)
+
+    async def finish(self, rest: bytes) -> bool:
+        """Sends the rest of a response; returns whether the client was connected until it was sent."""
+        await self.write(rest)
         await self.write(b"")  # returns when the connection has taken nearly all of it
         is_connected = self.stop_watching()
         await self.end()

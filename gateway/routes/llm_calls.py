@@ -3,17 +3,16 @@
 With a trajectory in the URL a call is recorded as a Step. Without one, a short probe is answered
 and not recorded; longer calls need --unbound-channel."""
 
-import hashlib
 import time
 import uuid
 from typing import Any
 
 import msgspec
 
-from gateway import metrics
 from gateway.calls.answers import make_answer
 from gateway.calls.call import LlmCall
 from gateway.calls.delivery import deliver, deliver_recorded, send_answer
+from gateway.calls.retries import find_attempt, is_marked_retry, restart_unwritten
 from gateway.dialects.chat import Chat
 from gateway.dialects.completions import Completions
 from gateway.dialects.messages import Messages, anthropic_error, parse_count_tokens
@@ -25,7 +24,8 @@ from gateway.http.exchange import Exchange
 from gateway.routes.parts import GatewayParts, GatewayState, prompt_scope
 from gateway.routes.route import BASE_URL, RouteHandler, RouteSpec
 from gateway.settings import GatewaySettings
-from gateway.state.trajectory import TrajectoryState
+from gateway.state.conversation import HashChain
+from gateway.state.trajectory import RecordedStep
 from servicekit import tracing
 
 MAX_PROBE_TOKENS = 16
@@ -39,45 +39,33 @@ def serve_call(dialect: Dialect) -> RouteHandler:
     """The handler of calls that name a trajectory: each is recorded as a Step."""
 
     async def handle(state: GatewayState, exchange: Exchange) -> None:
+        arrived = time.monotonic()
         parts = state.require_parts()
         uid, tenant, prompt_uid = parts.path_ids(exchange)
         body = await exchange.body()
         request = cap_response_tokens(dialect.parse(body), parts.settings)
         parts.log.check()
         trajectory = await parts.trajectories.for_call(uid, prompt_uid, tenant)
-        digest = hashlib.blake2b(body, digest_size=12, person=dialect.name.encode()).digest()
-        call = None
-        if exchange.header(b"x-stainless-retry-count") not in (None, "0"):
-            await parts.trajectories.registrar.ensure_registered(trajectory)
-            # Of equal requests the client retries the newest, which may have no Step yet.
-            call = _unrecorded_call(trajectory, digest)
-            recorded = trajectory.recorded_step(digest)
-            if call is None and recorded is not None:
-                prompt = trajectory.prompt_of(recorded.step) if request.token_ids else b""
-                await deliver_recorded(
-                    exchange, dialect, parts.call_context, request, recorded, prompt
-                )
-                return
+        chain = HashChain(request)
+        request_hash = chain.request_hash(request, dialect.name)
+        if is_marked_retry(exchange):
+            attempt = await find_attempt(parts.trajectories, trajectory, request_hash, arrived)
+        else:
+            attempt = restart_unwritten(trajectory, request_hash)
+        if isinstance(attempt, RecordedStep):
+            prompt = trajectory.prompt_of(attempt.step) if request.token_ids else b""
+            await deliver_recorded(exchange, dialect, parts.call_context, request, attempt, prompt)
+            return
+        call = attempt
         if call is None:
-            call = LlmCall(parts.call_context, trajectory, request, digest, len(body)).start()
+            call = LlmCall(
+                parts.call_context, trajectory, request, chain, request_hash, len(body)
+            ).start()
         if tracing.is_enabled():
             tracing.current().set_attributes(**call.ids)
         await deliver(exchange, dialect, call)
 
     return handle
-
-
-def _unrecorded_call(trajectory: TrajectoryState, request_hash: bytes) -> LlmCall | None:
-    """The earlier attempt of a retried call that has no Step: joined if running, else restarted."""
-    running = trajectory.running_call(request_hash)
-    if isinstance(running, LlmCall):
-        metrics.retries_served.labels("joined").inc()
-        return running
-    unfinished = trajectory.pop_unfinished(request_hash)
-    if isinstance(unfinished, LlmCall):
-        metrics.retries_served.labels("regenerated").inc()
-        return unfinished.start()
-    return None
 
 
 def cap_response_tokens(request: Request, settings: GatewaySettings) -> Request:

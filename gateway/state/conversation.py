@@ -42,6 +42,28 @@ class HashChain:
             if message["role"] == "assistant":
                 self.answers.append((count, self._hash.digest()))
 
+    def request_hash(self, request: Request, dialect: str) -> bytes:
+        """The same for requests that ask the same, however their JSON is written: the order of keys
+        does not count, nor do fields without effect, such as Codex's client_metadata."""
+        longer = self._hash.copy()
+        longer.update(
+            _encode(
+                (
+                    dialect,
+                    request.prompt,
+                    request.sampling,
+                    request.tool_choice,
+                    request.model,
+                    request.stream,
+                    request.include_usage,
+                    request.logprobs,
+                    request.top_logprobs,
+                    request.token_ids,
+                )
+            )
+        )
+        return longer.digest()
+
     def after(self, answer: Message) -> bytes:
         """The hash after one more answer."""
         longer = self._hash.copy()

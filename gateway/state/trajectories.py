@@ -16,6 +16,7 @@ from gateway.state.admission import Admission
 from gateway.state.completion import Completion, check_repeats, trajectory_end
 from gateway.state.index import ClosedTrajectory, TrajectoryIndex
 from gateway.state.log import StepsLog
+from gateway.state.notes import delivery_note
 from gateway.state.recovery import Recovery
 from gateway.state.registrar import Registrar, TrajectoryRules, completed_error
 from gateway.state.trajectory import TrajectoryState
@@ -134,6 +135,14 @@ class Trajectories:
         metrics.recovered_trajectories.inc()
         return self._keep(trajectory)
 
+    async def read_again(self, trajectory: TrajectoryState) -> None:
+        """Adds what other processes have written since; refuses a trajectory that is closed by now."""
+        read_at = time.monotonic()
+        trajectory.restore(await self._recovery.records(trajectory.registration))
+        trajectory.read_at = read_at
+        if trajectory.is_closed:
+            raise completed_error(trajectory.uid)
+
     async def _recover_closed(self, registration: Registration) -> None:
         """Recovers a closed trajectory. Its registration is not kept; its End has the same fields."""
         trajectory = await self._recover_once(registration)
@@ -170,11 +179,20 @@ class Trajectories:
                 if trajectory.end is None and trajectory.is_closed:
                     trajectory.end = await self._find_end(trajectory)
                 if trajectory.end is None:
-                    end = trajectory_end(trajectory, completion)
-                    await self._log.write(end)
-                    trajectory.end = end
+                    trajectory.end = await self._write_end(trajectory, completion)
         check_repeats(trajectory.end, completion)
         await self.registrar.register_closed(trajectory, trajectory.end)
+
+    async def _write_end(
+        self, trajectory: TrajectoryState, completion: Completion
+    ) -> TrajectoryEnd:
+        """Clients got an error for the Steps that could not be written. The log may have them, so that
+        a note must say that they were not delivered."""
+        for step in trajectory.unwritten_steps():
+            await self._log.write(delivery_note(step, delivered=False))
+        end = trajectory_end(trajectory, completion)
+        await self._log.write(end)
+        return end
 
     async def _find_end(self, trajectory: TrajectoryState) -> TrajectoryEnd | None:
         """The End that another process has written."""

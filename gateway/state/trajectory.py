@@ -2,6 +2,7 @@
 calls."""
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
@@ -26,6 +27,9 @@ class TrackedCall(Protocol):
     task: "asyncio.Task[Any]"
     request_hash: bytes
     listeners: int
+
+    @property
+    def unwritten_step(self) -> Step | None: ...
 
 
 class RecordedStep(msgspec.Struct):
@@ -54,6 +58,8 @@ class TrajectoryState:
         self.engine: str | None = None
         """URL of the engine that served the last call."""
         self.last_used = 0.0
+        self.read_at = time.monotonic()
+        """When its records were last read from the log; other processes may have added more since."""
         self._next_index = 0
         self._index_shift = 0
         self._step_ids: set[str] = set()
@@ -99,8 +105,15 @@ class TrajectoryState:
         self.conversation.add(step.step_id, prompt, step.response_ids, step.conversation)
         recorded = RecordedStep(step, len(prompt) // ID_BYTES)
         _remember(self._recorded, step.request_hash, recorded)
-        self._unfinished.pop(step.request_hash, None)
+        if not self._awaits_another(step):
+            self._unfinished.pop(step.request_hash, None)
         return recorded
+
+    def _awaits_another(self, step: Step) -> bool:
+        """Whether an equal request left another Step, which could not be written."""
+        call = self._unfinished.get(step.request_hash)
+        unwritten = call.unwritten_step if call else None
+        return unwritten is not None and unwritten.step_id != step.step_id
 
     def recorded_step(self, request_hash: bytes) -> RecordedStep | None:
         """The Step that answered an equal request, if the log has one."""
@@ -123,11 +136,21 @@ class TrajectoryState:
     def pop_unfinished(self, request_hash: bytes) -> TrackedCall | None:
         return self._unfinished.pop(request_hash, None)
 
+    def pop_unwritten(self, request_hash: bytes) -> TrackedCall | None:
+        """Like `pop_unfinished`, but only a call that has been generated."""
+        call = self._unfinished.get(request_hash)
+        return self.pop_unfinished(request_hash) if call and call.unwritten_step else None
+
+    def unwritten_steps(self) -> list[Step]:
+        """Steps that could not be written, as far as this process knows."""
+        steps = (call.unwritten_step for call in self._unfinished.values())
+        return [step for step in steps if step is not None]
+
     def restore(self, records: Iterable[StepsRecord]) -> None:
         """Rebuilds the state from the trajectory's records in `steps`."""
         contexts: dict[str, bytes] = {}
         for record in records:
-            if isinstance(record, Step) and record.step_id not in self._step_ids:
+            if isinstance(record, Step):
                 self._restore_step(record, contexts)
             elif isinstance(record, StepNote):
                 self._restore_note(record)
@@ -143,7 +166,8 @@ class TrajectoryState:
             self._next_index = max(self._next_index, step.step_index + 1)
             return
         contexts[step.step_id] = prompt + step.response_ids
-        self.add(step, prompt)
+        if step.step_id not in self._step_ids:
+            self.add(step, prompt)
 
     def _restore_note(self, note: StepNote) -> None:
         for recorded in self._recorded.values():

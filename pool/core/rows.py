@@ -139,7 +139,8 @@ def _targets(trajectory: "Trajectory") -> "Iterator[Step]":
 def _explain_no_targets(trajectory: "Trajectory") -> str:
     steps = (cast("Step", received.record) for received in trajectory.steps)
     reason = next((step.not_trainable for step in steps if step.not_trainable), None)
-    return f"no Step of it can be trained: {reason or 'the model said nothing'}"
+    silent = "no answer was delivered" if trajectory.orphans else "the model said nothing"
+    return f"no Step of it can be trained: {reason or silent}"
 
 
 def _find_step_problem(step: "Step") -> str | None:

@@ -9,8 +9,9 @@ Rules, each tested by name:
   closed it knows every Step acknowledged through itself; another may have acknowledged more before.
 * Missing Steps, a missing parent or a different prefix make it invalid, with the reason; it still
   closes, so that nothing waits for it.
-* Of Steps that answer the same request, the one that a later Step extends is kept, else the one
-  that was delivered, else the last; the others are orphans: readable, not trained.
+* An answer that was delivered is a sample, however often its request is repeated. One that was not
+  delivered, by the last note on it, is an orphan (readable, not trained) unless a later Step extends
+  it. Of equal answers, that Step extends the delivered one, else the last.
 * Feedback belongs to the open trajectory, or is a stray record; it is never late here.
 """
 
@@ -129,31 +130,22 @@ class Trajectory:
 
     @cached_property
     def orphans(self) -> frozenset[str]:
-        """step_ids of the answers to a repeated request that were not continued."""
-        answers: dict[bytes, list[Received]] = {}
-        for received in self.steps:
-            if request := step_of(received).request_hash:
-                answers.setdefault(request, []).append(received)
-        repeated = [
-            [step_of(received) for received in sorted(same_request, key=source_position)]
-            for same_request in answers.values()
-            if len(same_request) > 1
-        ]
-        return frozenset(
-            step.step_id for steps in repeated for step in steps if step is not self._kept(steps)
-        )
+        """step_ids of the answers that were not delivered and that no later Step extends."""
+        lost = self.undelivered.intersection(step_of(received).step_id for received in self.steps)
+        return lost - self._extended_answers() if lost and self.problem is None else lost
 
-    def _kept(self, answers: Sequence[Step]) -> Step:
-        if self.problem is None:
-            # Siblings have the same prompt, so each would seem to extend an answer without tokens.
-            siblings = {step.step_id for step in answers}
-            others = [prompt for uid, prompt in self.prompts.items() if uid not in siblings]
-            for step in reversed(answers):
-                context = self.prompts[step.step_id] + step.response_ids
-                if any(prompt.startswith(context) for prompt in others):
-                    return step
-        delivered = [step for step in answers if step.step_id not in self.undelivered]
-        return (delivered or answers)[-1]
+    def _extended_answers(self) -> set[str]:
+        """step_ids of the undelivered answers that a later Step extends."""
+        steps = [step_of(received) for received in sorted(self.steps, key=source_position)]
+        contexts = {step.step_id: self.prompts[step.step_id] + step.response_ids for step in steps}
+        delivered = {context for uid, context in contexts.items() if uid not in self.undelivered}
+        extended: dict[bytes, str] = {}
+        for at, step in enumerate(steps):
+            context = contexts[step.step_id]
+            later = (self.prompts[other.step_id] for other in steps[at + 1 :])
+            if context not in delivered and any(_extends(prompt, context) for prompt in later):
+                extended[context] = step.step_id  # of equal answers, the last
+        return set(extended.values())
 
 
 @dataclass(slots=True)
@@ -265,6 +257,12 @@ class TrajectoryAssembler:
         self._closed[uid] = offset
         while next(iter(self._closed.values())) + self.memory < offset:
             self._closed.popitem(last=False)
+
+
+def _extends(prompt: bytes, context: bytes) -> bool:
+    """Whether a prompt goes on after a Step's prompt and response. An equal prompt does not: it is that
+    of another answer to the same request."""
+    return len(prompt) > len(context) and prompt.startswith(context)
 
 
 def source_position(received: Received) -> Position:

@@ -20,7 +20,7 @@ from schemas import Record, Step, TrajectoryEnd
 from schemas import Reward as RewardComponent
 
 SCORED_STATUSES = ("completed", "truncated")
-ORPHAN = "orphan: another answer to the same request was kept"
+ORPHAN = "orphan: the answer was not delivered and nothing continues it"
 MAX_REASON = 1000
 
 

@@ -184,6 +184,20 @@ def test_a_marked_retry_at_another_process_gets_the_stored_answer(
     assert len(steps_of(shared, uid)) == 1
 
 
+def test_a_marked_retry_at_a_process_that_holds_the_trajectory_gets_the_stored_answer(
+    three: list[Door], shared: Connection, uid: str
+) -> None:
+    """The Step is one that the other process wrote after this one had read the trajectory."""
+    path = f"/{uid}/{uid}-prompt/v1/chat/completions"
+    for door in three[:2]:
+        assert door.post(path, chat(f"{uid}.{id(door)}")).status == 200
+    first = three[0].post(path, chat(uid))
+    again = three[1].post(path, chat(uid), **{"x-stainless-retry-count": "1"})
+    assert again.body["id"] == first.body["id"]
+    assert again.body["choices"] == first.body["choices"]
+    assert len(steps_of(shared, uid)) == 3
+
+
 def test_processes_that_meet_a_trajectory_at_the_same_moment_agree_where_it_begins(
     three: list[Door], shared: Connection, uid: str
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pool.connection import Connection
+from pool.core.trajectories import step_of
 from tests.gateway.client import (
     HELLO,
     RETRY,
@@ -34,6 +35,7 @@ from tests.gateway.client import (
 )
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
+from tests.pool.records import trajectory_of
 
 pytestmark = pytest.mark.broker
 
@@ -104,12 +106,17 @@ def _answered(before: Before) -> Any:
     return before.chat("answered", tools=TOOLS)
 
 
-def _unheard(before: Before) -> Any:
+def _unheard(before: Before, uid: str = "unheard") -> Any:
     before.stub.script([said("slow", hold=0)])
-    path = before.path("unheard", "chat/completions")
+    path = before.path(uid, "chat/completions")
     leave_early(before.gateway, before.stub, path, {"messages": HELLO})
     before.stub.release()
-    eventually(lambda: notes(before.gateway, "unheard"))
+    eventually(lambda: notes(before.gateway, uid))
+
+
+def _voted(before: Before) -> Any:
+    _unheard(before, "voted")
+    return before.chat("voted")["id"]
 
 
 def _initialised(before: Before) -> Any:
@@ -124,6 +131,7 @@ BEGIN: dict[str, Callable[[Before], Any]] = {
     "closed": _closed,
     "answered": _answered,
     "unheard": _unheard,
+    "voted": _voted,
     "initialised": _initialised,
     "many": lambda before: [before.chat(f"many-{n}") for n in range(10)],
 }
@@ -213,6 +221,18 @@ def test_an_answer_that_was_not_heard_is_told_and_its_note_taken_back(
 ) -> None:
     assert text(chat(gateway, "unheard", "p-unheard", headers=RETRY)) == "slow"
     assert [n.delivered for n in eventually(lambda: notes(gateway, "unheard")[1:])] == [True]
+
+
+def test_delivered_answers_stay_samples_and_an_undelivered_one_stays_replaced(
+    gateway: RunningGateway, told: dict[str, Any]
+) -> None:
+    """An equal request follows, as if there had been no kill."""
+    third = chat(gateway, "voted", "p-voted").body["id"]
+    assert gateway.post("/voted/p-voted/v1/complete_trajectory").status == 200
+    trajectory = trajectory_of(*log_of(gateway, "voted"))
+    trained = [step_of(received).step_id for received in trajectory.steps[1:]]
+    assert [f"chatcmpl-{step_id}" for step_id in trained] == [told["voted"], third]
+    assert trajectory.orphans == {step_of(trajectory.steps[0]).step_id}
 
 
 def test_many_come_back_at_once(gateway: RunningGateway) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pool.core.trajectories import step_of
 from tests.gateway.client import (
     HELLO,
     RETRY,
@@ -16,14 +17,17 @@ from tests.gateway.client import (
     eventually,
     in_background,
     leave_early,
+    log_of,
     notes,
     only_step,
+    response,
     said,
     steps,
     text,
 )
 from tests.gateway.running import Reply, RunningGateway
 from tests.gateway.stub_engine import StubEngine
+from tests.pool.records import trajectory_of
 
 pytestmark = pytest.mark.broker
 
@@ -135,6 +139,78 @@ def test_an_equal_request_without_a_mark_is_a_new_step(
     first, second = (chat(gateway, uid, prompt_uid, headers=headers) for _ in range(2))
     assert first.body["id"] != second.body["id"]
     assert [step.step_index for step in steps(gateway, uid)] == [0, 1]
+
+
+def kept(gateway: RunningGateway, uid: str, prompt_uid: str) -> list[str]:
+    """Completes the trajectory; the texts that may be trained, as every reader of the log has them."""
+    assert gateway.post(f"/{uid}/{prompt_uid}/v1/complete_trajectory", {"reward": 1}).status == 200
+    trajectory = trajectory_of(*log_of(gateway, uid))
+    assert trajectory.problem is None
+    steps_ = [step_of(received) for received in trajectory.steps]
+    trained = [step for step in steps_ if step.step_id not in trajectory.orphans]
+    return [bytes(id_ for id_ in response(step) if id_ < 256).decode() for step in trained]
+
+
+def test_an_agent_that_votes_keeps_all_its_steps(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    stub.script([said("heads"), said("tails"), said("heads")])
+    for stream in (False, True, False):
+        assert chat(gateway, uid, prompt_uid, stream=stream).status == 200
+    assert kept(gateway, uid, prompt_uid) == ["heads", "tails", "heads"]
+
+
+METADATA = {"session": "s", "turn": "t", "window": "w"}
+APIS: dict[str, Any] = {
+    "chat/completions": {"messages": HELLO, "temperature": 1, "metadata": METADATA},
+    "messages": {"messages": HELLO, "max_tokens": 9, "temperature": 1, "metadata": METADATA},
+    "responses": {"input": "hello", "temperature": 1, "client_metadata": METADATA},
+}
+
+
+def in_another_order(body: Any) -> Any:
+    """The same JSON with its keys the other way round, as Codex sends its metadata."""
+    if not isinstance(body, dict):
+        return body
+    return {name: in_another_order(value) for name, value in reversed(body.items())}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", APIS)
+def test_an_answer_that_was_not_delivered_is_replaced_by_an_equal_request(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str, route: str, stream: bool
+) -> None:
+    body, url = APIS[route] | {"stream": stream}, f"/{uid}/{prompt_uid}/v1/{route}"
+    stub.script([said("lost", hold=0), said("found")])
+    leave_early(gateway, stub, url, body)
+    stub.release()
+    eventually(lambda: notes(gateway, uid))
+    assert gateway.post(url, in_another_order(body)).status == 200
+    lost, found = steps(gateway, uid)
+    assert lost.request_hash == found.request_hash
+    assert kept(gateway, uid, prompt_uid) == ["found"]
+
+
+def test_an_answer_that_was_not_delivered_is_not_trained_if_nothing_follows(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
+) -> None:
+    stub.script([said("heard"), said("lost", hold=0)])
+    chat(gateway, uid, prompt_uid)
+    leave_early(gateway, stub, path(uid, prompt_uid), {"messages": OTHER})
+    stub.release()
+    eventually(lambda: notes(gateway, uid))
+    assert kept(gateway, uid, prompt_uid) == ["heard"]
+
+
+@pytest.mark.parametrize("route", APIS)
+def test_a_marked_retry_is_recognised_whatever_the_order_of_its_keys(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str, route: str
+) -> None:
+    before, url = len(stub.requests()), f"/{uid}/{prompt_uid}/v1/{route}"
+    first = gateway.post(url, APIS[route])
+    again = gateway.post(url, in_another_order(APIS[route]), RETRY)
+    assert (first.status, again.body["id"]) == (200, first.body["id"])
+    assert len(stub.requests()) == before + 1
 
 
 def test_a_marked_retry_of_something_else_is_a_new_step(

@@ -9,7 +9,7 @@ from pool.core.trajectories import Trajectory, TrajectoryAssembler
 from reward.scoring.results import FunctionResult
 from reward.scoring.rewarded import ORPHAN, is_scored, rewarded_records
 from schemas import Position, Record, Step, TrajectoryEnd
-from tests.pool.records import end, step
+from tests.pool.records import end, note, step
 
 
 def whole(*records: Record) -> Trajectory:
@@ -90,7 +90,7 @@ def test_every_record_says_where_it_came_from() -> None:
 
 def test_orphans_are_copied_and_marked() -> None:
     retried = [step("a", request_hash=b"same"), step("b", request_hash=b"same")]
-    records = rewarded_records(whole(*retried, end(steps=2)), [])
+    records = rewarded_records(whole(*retried, note("a", False), end(steps=2)), [])
     marks = [record.not_trainable for record in records if isinstance(record, Step)]
     assert marks == [ORPHAN, None]
 

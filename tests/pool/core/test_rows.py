@@ -9,7 +9,7 @@ from pool.core.rows import Row, build_rows, find_training_problem
 from pool.core.trajectories import Trajectory
 from schemas import Record, Segment, Step
 from schemas.packing import pack_logprobs
-from tests.pool.records import child, end, sampled, step, trajectory_of
+from tests.pool.records import child, end, note, sampled, step, trajectory_of
 from trainer.data.sample import Sample
 
 
@@ -91,6 +91,7 @@ def test_an_orphan_is_not_trained() -> None:
         trajectory(
             step("a", ids=[1], response=[2], request_hash=b"h"),
             step("b", index=1, ids=[1], response=[3], request_hash=b"h"),
+            note("b", False),
             step("c", index=2, ids=[1, 2, 5], response=[6]),
         )
     )

@@ -170,33 +170,58 @@ def test_a_parent_precedes_its_child_by_offset_whatever_their_indexes_say() -> N
 # Orphans
 
 
-def test_of_answers_to_the_same_request_the_one_that_a_later_step_extends_is_kept() -> None:
+def test_delivered_answers_are_samples_however_often_their_request_is_repeated() -> None:
+    """Agents that vote, or that meet the same observation twice, keep all their Steps."""
+    assert trajectory_of(*answers("a", "b", "c"), end(steps=3)).orphans == frozenset()
+
+
+def test_an_answer_that_was_not_delivered_is_an_orphan_if_an_equal_request_follows() -> None:
+    first, second = answers("a", "b")
+    assert trajectory_of(first, note("a", False), second, end(steps=2)).orphans == {"a"}
+
+
+def test_an_answer_that_was_not_delivered_is_an_orphan_if_nothing_follows() -> None:
+    undelivered = [note("a", False), note("b", False)]
+    assert trajectory_of(*answers("a", "b"), *undelivered, end(steps=2)).orphans == {"a", "b"}
+
+
+def test_an_undelivered_answer_that_a_later_step_extends_is_a_sample() -> None:
+    """The client had all of it when its connection broke."""
     first, second = answers("a", "b")
     third = step("c", index=1, ids=[*LONG, 100, 200, 7])  # goes on where `a` ended
-    whole = trajectory_of(first, second, note("a", False), third, end(steps=3))
+    whole = trajectory_of(first, note("a", False), second, note("b", False), third, end(steps=3))
     assert whole.orphans == {"b"}
 
 
-def test_else_the_delivered_answer_is_kept() -> None:
-    whole = trajectory_of(*answers("a", "b"), note("b", False), end(steps=2))
-    assert whole.orphans == {"b"}
+def test_a_step_that_precedes_an_answer_does_not_extend_it() -> None:
+    earlier = step("c", ids=[*LONG, 100, 200, 7])
+    [answer] = answers("a")
+    assert trajectory_of(earlier, answer, note("a", False), end(steps=2)).orphans == {"a"}
 
 
-def test_else_the_last_answer_is_kept() -> None:
-    assert trajectory_of(*answers("a", "b", "c"), end(steps=3)).orphans == {"a", "b"}
-    undelivered = [note("a", False), note("b", False)]
-    assert trajectory_of(*answers("a", "b"), *undelivered, end(steps=2)).orphans == {"a"}
+def test_of_equal_answers_the_delivered_one_is_extended() -> None:
+    first, second = (step(uid, ids=LONG, response=[100], request_hash=ASKED) for uid in "ab")
+    third = step("c", index=1, ids=[*LONG, 100, 7])
+    whole = trajectory_of(first, note("a", False), second, third, end(steps=3))
+    assert whole.orphans == {"a"}
+
+
+def test_of_equal_undelivered_answers_the_last_is_extended() -> None:
+    first, second = (step(uid, ids=LONG, response=[100], request_hash=ASKED) for uid in "ab")
+    third = step("c", index=1, ids=[*LONG, 100, 7])
+    notes = [note("a", False), note("b", False)]
+    assert trajectory_of(first, second, *notes, third, end(steps=3)).orphans == {"a"}
 
 
 def test_a_note_is_cleared_when_a_retry_is_served() -> None:
     notes = [note("b", False), note("b", True)]
-    assert trajectory_of(*answers("a", "b"), *notes, end(steps=2)).orphans == {"a"}
+    assert trajectory_of(*answers("a", "b"), *notes, end(steps=2)).orphans == frozenset()
 
 
 def test_a_copy_of_an_old_note_does_not_undo_a_newer_one() -> None:
     notes = [note("b", False), note("b", True), note("b", False)]
     whole = trajectory_of(*answers("a", "b"), *notes, end(steps=2))
-    assert whole.orphans == {"a"}
+    assert whole.orphans == frozenset()
     assert [received.offset for received in whole.records] == [0, 1, 2, 3, 5]
 
 
@@ -209,18 +234,19 @@ def test_an_answer_without_tokens_is_not_extended_by_another_answer() -> None:
 def test_an_orphan_stays_a_valid_parent() -> None:
     first, second = answers("a", "b")
     branch = child("c", step("a"), [*LONG, 100, 200][:20], [7])
-    whole = trajectory_of(first, second, branch, end(steps=3))
+    whole = trajectory_of(first, note("a", False), second, branch, end(steps=3))
     assert whole.orphans == {"a"}
     assert whole.problem is None
 
 
-def test_steps_without_a_request_hash_are_never_orphans() -> None:
-    assert trajectory_of(step("a"), step("b"), end(steps=2)).orphans == frozenset()
+def test_the_orphans_of_an_invalid_trajectory_are_all_that_were_not_delivered() -> None:
+    whole = trajectory_of(*answers("a", "b"), note("a", False), end(steps=3))
+    assert whole.problem is not None
+    assert whole.orphans == {"a"}
 
 
-def test_other_requests_are_never_orphans() -> None:
-    one, two = step("a", request_hash=b"1"), step("b", request_hash=b"2")
-    assert trajectory_of(one, two, end(steps=2)).orphans == frozenset()
+def test_a_note_on_a_step_that_is_not_in_the_log_makes_no_orphan() -> None:
+    assert trajectory_of(step("a"), note("unwritten", False), end()).orphans == frozenset()
 
 
 # Feedback
