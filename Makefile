@@ -47,7 +47,7 @@ test: setup-cpu
 
 # The real vLLM is among them.
 test-slow: setup-cpu
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n 4
 
 # Over three seeds the reward climbs, and at learning rate 0 it does not; the demo, to its end.
 proof: setup-cpu

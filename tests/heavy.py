@@ -34,6 +34,7 @@ PLACES = (
 """Files, or folders with all that is in them."""
 
 
+_ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
 _PATHS = {TESTS / place for place in PLACES}
 
 
@@ -51,7 +52,7 @@ def is_deselected(path: Path, marks: str) -> bool:
     if path.suffix != ".py" or not path.name.startswith("test_"):
         return False
     if excludes_heavy(marks):
-        return is_heavy(path)
+        return is_heavy(path) or _ALL_SLOW.search(path.read_text()) is not None
     if re.search(r"\bheavy\b", marks):
         return not is_heavy(path) and "mark.heavy" not in path.read_text()
     if marks == "slow":  # REAL: the marks of tests with a real vLLM

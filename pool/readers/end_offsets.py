@@ -24,7 +24,7 @@ class EndOffsets:
         self._connection = connection
         layouts = find_topics(connection)
         self._partitions = {topic: layouts[topic].partitions for topic in topics}
-        self._admin = AdminClient(connection.confluent())
+        self._admin: AdminClient | None = None
 
     def sample(self) -> dict[str, list[int]]:
         """For each topic the end offset of every partition. Every record that is appended later lies at
@@ -46,8 +46,15 @@ class EndOffsets:
                         f"{self._connection.bootstrap} does not return end offsets: {error}"
                     ) from error
                 # A client keeps using the partition leaders that it knows, even when they refuse it.
-                self._admin = AdminClient(self._connection.confluent())
+                self._admin = None
                 time.sleep(RETRY_AFTER)
+
+    def _connect(self) -> AdminClient:
+        """With the metadata of all topics: a client that looks for a partition's leader before it is
+        connected may wait a second or three until it looks again."""
+        admin = AdminClient(self._connection.confluent())
+        admin.list_topics(timeout=TIMEOUT)
+        return admin
 
     def _request(self, level: IsolationLevel) -> dict[str, list[int]]:
         partitions = {
@@ -56,6 +63,7 @@ class EndOffsets:
             for number in range(count)
         }
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        self._admin = self._admin or self._connect()
         futures = self._admin.list_offsets(
             dict.fromkeys(partitions.values(), latest),
             isolation_level=level,

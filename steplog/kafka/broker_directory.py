@@ -115,7 +115,8 @@ def _settings(data: str, port: int, controller_port: int) -> dict[str, str | int
         "group.min.session.timeout.ms": 3000,
         "group.consumer.min.session.timeout.ms": 3000,
         "group.consumer.session.timeout.ms": 6000,
-        "group.consumer.min.heartbeat.interval.ms": 500,
-        "group.consumer.heartbeat.interval.ms": 1000,
+        "group.consumer.min.heartbeat.interval.ms": 100,
+        "group.consumer.heartbeat.interval.ms": 200,
+        "group.consumer.assignment.interval.ms": 0,
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
     }

@@ -24,7 +24,7 @@ from steplog.kafka import local_kafka
 from tests.gateway.running import RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.slow]  # some thousand requests
 
 KEY = "correct-horse-battery"
 AnyCase = Case[Any]

@@ -3,28 +3,47 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from aiokafka import ConsumerRecord
+from confluent_kafka import KafkaError, Message
+from confluent_kafka import Producer as ConfluentProducer
 
 from pool.connection import Connection
-from pool.producers.producer import Producer
+from pool.producers.output import producer_options
 from pool.readers.end_offsets import wait_until_readable
 from pool.readers.reader import open_topic
 from schemas import Feedback, Position, Record, Step, StepNote, TrajectoryEnd
 
 RecordT = TypeVar("RecordT", bound=Record)
+PLAIN = {"enable.idempotence": False, "max.in.flight": 1}
 
 
 def write(connection: Connection, topic: str, records: Iterable[Record]) -> list[Position]:
-    """Appends records in order, keyed by prompt_uid, else by run; gives their places."""
-    return asyncio.run(_write(connection, topic, records))
+    """Appends records in order, keyed by prompt_uid, else by run; gives their places.
+
+    An idempotent producer waits half a second for its id, which a test need not have."""
+    producer = ConfluentProducer(producer_options(connection) | PLAIN)
+    codec, name = connection.codec(), connection.topic_name(topic)
+    places: list[Position | None] = []
+    for index, record in enumerate(records):
+        places.append(None)
+        producer.produce(
+            name,
+            codec.encode(record, name),
+            key_of(record),
+            on_delivery=partial(_keep_place, places, index),
+        )
+    assert producer.flush(60) == 0, "the broker did not take the records"
+    return [place for place in places if place is not None]
 
 
-async def _write(connection: Connection, topic: str, records: Iterable[Record]) -> list[Position]:
-    async with Producer(connection, connection.codec()) as producer:
-        sends = [producer.send(topic, key_of(record), record) for record in records]
-        return list(await asyncio.gather(*sends))
+def _keep_place(
+    places: list[Position | None], index: int, error: KafkaError | None, message: Message
+) -> None:
+    assert error is None, error.str()
+    places[index] = Position(partition=message.partition() or 0, offset=message.offset() or 0)
 
 
 def key_of(record: Record) -> str:

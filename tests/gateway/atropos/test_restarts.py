@@ -78,6 +78,7 @@ def test_groups_posted_while_servers_die_come_exactly_once(atropos: RunningAtrop
         for _ in range(kills):
             before = [len(scores) for scores in posted]
             until(lambda before=before: have_posted(before, 10) or bool(failures))  # type: ignore[misc]
+            assert not failures
             atropos.kill_server()
             atropos.wait_until_ready()
             atropos.kill_server()  # often before those have come again who got no answer
