@@ -102,17 +102,18 @@ class Engine:
     async def parse_chunk(
         self,
         ids: Sequence[int],
-        prompt: Sequence[int],
+        context: Sequence[int],
         chat: Mapping[str, Any],
         state: msgspec.Raw | None,
         last: bool,
     ) -> tuple[ParsedMessage, msgspec.Raw]:
-        """The same for a part of an answer; `state` is passed from one part to the next."""
+        """The same for a part of an answer; `state` is passed from one part to the next. `context` are
+        the ids before the answer that the parser needs (`gateway.tokens.parser_context`)."""
         choice = {"index": 0, "finish_reason": "stop" if last else None, "token_ids": ids}
         body = {
             "stream": True,
             "generate_chunk": {"choices": [choice]},
-            "prompt_token_ids": prompt,
+            "prompt_token_ids": context,
             "chat_request": chat,
             "stream_state": state,
         }

@@ -107,7 +107,7 @@ class EngineParser:
         self._renderer = renderer
         self._parser = parser
         self._request = request
-        self._prompt = prompt
+        self._context = renderer.parser_context(prompt)
         self._emit = emit
         self._chat = chat_request(request)
         self._state: msgspec.Raw | None = None
@@ -137,7 +137,7 @@ class EngineParser:
 
     async def _parse_part(self, ids: Sequence[int], last: bool) -> None:
         message, self._state = await self._parser.parse_chunk(
-            ids[self._parsed_ids :], self._prompt, self._chat, self._state, last
+            ids[self._parsed_ids :], self._context, self._chat, self._state, last
         )
         self._parsed_ids = len(ids)
         delta = _delta(message)

@@ -22,6 +22,7 @@ from tokenizers.decoders import DecodeStream
 from gateway.dialects.request import Message, Request
 from gateway.errors import BadRequest
 from gateway.tokens.encoder import Encoder
+from gateway.tokens.parser_context import parser_context
 from gateway.tokens.prompts import Prompt, PromptCache
 from servicekit.errors import Fatal
 from servicekit.tokenizer import fingerprint
@@ -44,6 +45,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
+        self._markers = frozenset(self._backend.get_added_tokens_decoder())
         self._encoder = Encoder(self._backend)
         self._prompt_cache = PromptCache(self._encode_messages, tokenizer.chat_template)
         # A client may set the template's variables, but not the template or how it is applied.
@@ -164,6 +166,10 @@ class Renderer:
             return frozenset()
         stops = sampling.get("stop_token_ids")
         return self._special.union(stops) if stops else self._special
+
+    def parser_context(self, prompt: Sequence[int]) -> list[int]:
+        """The ids of a prompt that the engine's parser needs for a streamed answer."""
+        return parser_context(prompt, self._markers)
 
     def token(self, token_id: int) -> str:
         """The text of a single id."""

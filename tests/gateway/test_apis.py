@@ -117,7 +117,8 @@ def test_the_responses_client_is_served(
 
 
 def test_models_are_the_engines(gateway: RunningGateway, uid: str, prompt_uid: str) -> None:
-    assert [model.id for model in gateway.openai(uid, prompt_uid).models.list()] == ["tiny"]
+    with gateway.openai(uid, prompt_uid) as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
     assert [model["id"] for model in gateway.get("/v1/models").body["data"]] == ["tiny"]
 
 
