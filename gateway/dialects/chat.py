@@ -5,6 +5,8 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.dialects.chat_messages import template_messages
+from gateway.dialects.reasoning import template_variables
+from gateway.dialects.refused_fields import RefusingBody, refuse_fields
 from gateway.dialects.request import (
     Answer,
     AnswerDelta,
@@ -15,7 +17,7 @@ from gateway.dialects.request import (
     Usage,
     event,
 )
-from gateway.dialects.sampling import Natural, Positive, SamplingBody, sampling_params
+from gateway.dialects.sampling import Natural, Positive, sampling_params
 from gateway.errors import BadRequest, decoded
 
 DONE = event(b"[DONE]")
@@ -26,11 +28,13 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class ChatBody(SamplingBody, kw_only=True):
+class ChatBody(RefusingBody, kw_only=True):
     messages: list[dict[str, Any]]
     model: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_completion_tokens: Positive | None = None
@@ -51,6 +55,7 @@ class Chat:
 
     def parse(self, body: bytes) -> Request:
         chat = decoded(_decode, body)
+        refuse_fields(chat)
         if (chat.top_logprobs or 0) > MAX_TOP_LOGPROBS:
             raise BadRequest(
                 f"top_logprobs must be at most {MAX_TOP_LOGPROBS}.", param="top_logprobs"
@@ -62,7 +67,8 @@ class Chat:
             messages=template_messages(chat.messages),
             tools=chosen_tools(chat.tools, chat.tool_choice),
             tool_choice=chat.tool_choice,
-            template=chat.chat_template_kwargs or {},
+            single_tool_call=chat.parallel_tool_calls is False,
+            template=template_variables(chat.chat_template_kwargs, chat.reasoning_effort),
             sampling=sampling,
             model=chat.model or "",
             stream=bool(chat.stream),

@@ -23,6 +23,11 @@ def _template_message(message: Message, at: int) -> Message:
         raise BadRequest(
             f"messages[{at}].role must be one of {', '.join(sorted(ROLES))}.", param="messages"
         )
+    if message.get("function_call") is not None:
+        raise BadRequest(
+            f"messages[{at}].function_call is not supported. Send it as tool_calls.",
+            param="messages",
+        )
     converted = {name: value for name, value in message.items() if value is not None}
     converted["role"] = role
     converted["content"] = _content_text(message.get("content"), at)

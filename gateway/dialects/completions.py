@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.chat import DONE, MAX_TOP_LOGPROBS, StreamOptions, usage_body
+from gateway.dialects.refused_fields import RefusingBody, refuse_fields
 from gateway.dialects.request import Answer, AnswerDelta, Request, TokenLogprob, event
-from gateway.dialects.sampling import Natural, SamplingBody, sampling_params
+from gateway.dialects.sampling import Natural, sampling_params
 from gateway.errors import BadRequest, decoded
 
 DEFAULT_MAX_TOKENS = 16
@@ -15,7 +16,7 @@ answer."""
 ONE_PROMPT = "prompt must be one string or one list of token ids. Send one request per prompt."
 
 
-class CompletionsBody(SamplingBody, kw_only=True):
+class CompletionsBody(RefusingBody, kw_only=True):
     prompt: str | list[Any]
     model: str | None = None
     stream: bool | None = None
@@ -38,6 +39,7 @@ class Completions:
 
     def parse(self, body: bytes) -> Request:
         completion = decoded(_decode, body)
+        refuse_fields(completion)
         _refuse_unsupported(completion)
         return Request(
             prompt=_prompt(completion.prompt),

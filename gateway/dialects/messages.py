@@ -99,6 +99,7 @@ def _request(body: MessagesBody) -> Request:
         messages=template_messages(list(conversation(body))),
         tools=chosen_tools(functions(body.tools or []), choice),
         tool_choice=choice,
+        single_tool_call=bool(body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         template=_template(body),
         sampling=_sampling(body),
         model=body.model or "",

@@ -78,6 +78,7 @@ class ToolBody(msgspec.Struct):
 class ToolChoice(msgspec.Struct):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class ThinkingConfig(msgspec.Struct):

@@ -22,6 +22,8 @@ class Request(msgspec.Struct, kw_only=True, gc=False):
     tools: list[Tool] | None = None
     tool_choice: Any = None
     """In OpenAI's shape."""
+    single_tool_call: bool = False
+    """Whether the client gets only the first tool call of an answer."""
     template: dict[str, Any] = {}
     """Variables for the chat template, such as enable_thinking."""
     prompt: str | list[int] | None = None

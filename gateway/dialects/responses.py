@@ -2,7 +2,7 @@
 
 The gateway stores no responses: references to earlier ones are refused, and the whole conversation must
 be sent as `input`. Accepted but ignored: store, truncation, service_tier, prompt_cache_key,
-parallel_tool_calls, efforts of reasoning other than none, and `include` unless it asks for logprobs.
+and `include` unless it asks for logprobs.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.dialects.chat import chosen_tools
 from gateway.dialects.chat_messages import template_messages
+from gateway.dialects.reasoning import template_variables
 from gateway.dialects.request import Answer, Request
 from gateway.dialects.responses_body import RequestTools, ResponsesBody, conversation, openai_choice
 from gateway.dialects.responses_stream import (
@@ -43,6 +44,7 @@ class Responses:
             messages=template_messages(conversation(fields)),
             tools=chosen_tools(tools.functions, choice),
             tool_choice=choice,
+            single_tool_call=fields.parallel_tool_calls is False,
             template=_template(fields),
             sampling=_sampling(fields),
             model=fields.model or "",
@@ -78,10 +80,8 @@ def _refuse_unsupported(body: ResponsesBody) -> None:
 
 
 def _template(body: ResponsesBody) -> dict[str, Any]:
-    variables = body.chat_template_kwargs or {}
-    if body.reasoning and body.reasoning.effort == "none":
-        return variables | {"enable_thinking": False}
-    return variables
+    effort = body.reasoning.effort if body.reasoning else None
+    return template_variables(body.chat_template_kwargs, effort)
 
 
 def _sampling(body: ResponsesBody) -> dict[str, Any]:

@@ -24,6 +24,8 @@ ERROR_SCHEMA = {
     "properties": {"error": {"type": "object"}},
     "required": ["error"],
 }
+HIDDEN = "x-hidden"
+"""Marks a field that a body accepts only to refuse it; the document does not show it."""
 UID_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 100}
 
 
@@ -88,4 +90,8 @@ def _inline(schema: Any, components: dict[str, Any]) -> Any:
         return schema
     if "$ref" in schema:
         return _inline(components[schema["$ref"].rpartition("/")[2]], components)
-    return {name: _inline(value, components) for name, value in schema.items()}
+    return {
+        name: _inline(value, components)
+        for name, value in schema.items()
+        if not (isinstance(value, dict) and HIDDEN in value)
+    }

@@ -50,7 +50,7 @@ async def parse_answer(
     answer = ParsedAnswer(stop_sequence=stop)
     if content_ids:
         message = await parser.parse(content_ids, chat_request(request))
-        answer.add(_delta(message, in_order=True))
+        answer.add(_delta(message, request, in_order=True))
     return answer
 
 
@@ -140,7 +140,7 @@ class EngineParser:
             ids[self._parsed_ids :], self._context, self._chat, self._state, last
         )
         self._parsed_ids = len(ids)
-        delta = _delta(message)
+        delta = _delta(message, self._request)
         if delta.content or delta.reasoning or delta.tool_calls:
             self.parsed.add(delta)
             self._emit(delta)
@@ -165,12 +165,15 @@ def chat_request(request: Request) -> dict[str, Any]:
         "messages": [{"role": "user", "content": "."}],
         "tools": request.tools,
         "tool_choice": request.tool_choice or ("auto" if request.tools else None),
+        "parallel_tool_calls": not request.single_tool_call,
         "chat_template_kwargs": request.template or None,
     }
 
 
-def _delta(message: ParsedMessage, in_order: bool = False) -> AnswerDelta:
-    """`in_order`: the calls of a complete answer have no index; their order is their index."""
+def _delta(message: ParsedMessage, request: Request, in_order: bool = False) -> AnswerDelta:
+    """`in_order`: the calls of a complete answer have no index; their order is their index. Of a
+    request for a single call the first is kept. The Step keeps all that was sampled, and the next call
+    continues it, so the model goes on from what it wrote."""
     calls = [
         ToolCallDelta(
             index=at if in_order else call.index,
@@ -180,6 +183,8 @@ def _delta(message: ParsedMessage, in_order: bool = False) -> AnswerDelta:
         )
         for at, call in enumerate(message.tool_calls)
     ]
+    if request.single_tool_call:
+        calls = [call for call in calls if call.index == 0]
     return AnswerDelta(
         content=message.content or "", reasoning=message.reasoning or "", tool_calls=calls
     )

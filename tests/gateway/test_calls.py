@@ -17,6 +17,7 @@ from tests.gateway.client import (
     error,
     ids_of,
     only_step,
+    prompts,
     response,
     said,
     steps,
@@ -48,6 +49,40 @@ def test_a_call_is_a_step_with_the_sampled_ids(
     assert (step.step_index, step.prompt_uid, step.channel) == (0, prompt_uid, "train")
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(asked(stub)[0]), 5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_two_tool_calls_a_client_that_wants_one_gets_the_first_and_the_step_has_both(
+    gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str, stream: bool
+) -> None:
+    """The next call continues what was sampled: the model sees both calls, and one result."""
+    two = said("I look." + LOOK + "\n" + call("look", '{"at":"work"}'), chunk=7)
+    stub.script([two, said("nobody is there")])
+    options: Any = {"tools": TOOLS, "parallel_tool_calls": False, "stream": stream}
+    message = _message(gateway, uid, prompt_uid, HELLO, **options)
+    assert message["content"] == "I look."
+    (first,) = message["tool_calls"]
+    assert json.loads(first["function"]["arguments"]) == {"at": "home"}
+    result = {"role": "tool", "tool_call_id": first["id"], "content": "nothing"}
+    _message(gateway, uid, prompt_uid, [*HELLO, message, result], **options)
+    one, next_ = steps(gateway, uid)
+    assert response(one) == two["ids"]
+    before, after = prompts(gateway, uid)
+    assert after[: len(before) + len(two["ids"])] == before + two["ids"]
+    assert (next_.parent, one.not_trainable) == (one.step_id, None)
+
+
+def _message(
+    gateway: RunningGateway, uid: str, prompt_uid: str, messages: Any, **options: Any
+) -> Any:
+    """The message that a client sends back, from an answer or its stream."""
+    with gateway.openai(uid, prompt_uid) as client:
+        if not options.pop("stream"):
+            answer = client.chat.completions.create(model="", messages=messages, **options)
+            return answer.choices[0].message.model_dump(exclude_none=True)
+        with client.chat.completions.stream(model="", messages=messages, **options) as events:
+            answer = events.get_final_completion()
+            return answer.choices[0].message.model_dump(exclude_none=True, exclude={"parsed"})
 
 
 def test_without_traces_a_record_carries_nothing_of_the_agents_trace(

@@ -165,6 +165,12 @@ def test_a_choice_of_tools_is_openais(choice: Any, meant: Any) -> None:
     assert request.forces_tool == (meant not in ("auto", "none"))
 
 
+def test_a_single_tool_call_is_asked_for() -> None:
+    single = {"type": "auto", "disable_parallel_tool_use": True}
+    assert parsed(tools=[READ], tool_choice=single).single_tool_call
+    assert not parsed(tools=[READ], tool_choice={"type": "auto"}).single_tool_call
+
+
 def test_the_search_for_tools_is_left_out_since_all_are_shown() -> None:
     search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
     found = {"type": "tool_reference", "tool_name": "read"}

@@ -119,7 +119,7 @@ def test_a_request_of_codex_is_taken_as_it_is() -> None:
     names = [tool["function"]["name"] for tool in request.tools]
     assert names == ["read", "apply_patch", "mcp__files__read"]
     assert request.tools[1]["function"]["description"].endswith("start: LF")
-    assert request.template == {}
+    assert request.template == {"reasoning_effort": "medium", "enable_thinking": True}
     assert request.sampling == {}
 
 
@@ -150,7 +150,11 @@ def test_settings_reach_the_engine() -> None:
     json_object = parsed(text={"format": {"type": "json_object"}})
     assert json_object.sampling == {"structured_outputs": {"json_object": True}}
     assert parsed(text={"format": {"type": "text"}}).sampling == {}
-    assert parsed(reasoning={"effort": "none"}).template == {"enable_thinking": False}
+    none, low = ({"effort": effort} for effort in ("none", "low"))
+    assert parsed(reasoning=none).template == {"reasoning_effort": "none", "enable_thinking": False}
+    assert parsed(reasoning=low).template == {"reasoning_effort": "low", "enable_thinking": True}
+    assert parsed(parallel_tool_calls=False).single_tool_call
+    assert not parsed(parallel_tool_calls=True).single_tool_call
 
 
 @pytest.mark.parametrize(
