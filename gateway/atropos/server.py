@@ -39,7 +39,7 @@ NOT_REGISTERED = {
 }
 WAIT = {"status": "wait for trainer to start"}
 REPLACED_AFTER_S = 15.0
-"""After this much silence of an environment, one that registers under its name takes its place. An
+"""After this much silence of an environment, the same one may register again from the same machine. An
 environment polls ten times a second, starting five seconds after it has registered."""
 RECORD_AFTER_S = 0.1
 """Time without a record after which an event records which answers were sent."""
@@ -75,20 +75,20 @@ class AtroposServer:
         async with self._registering_env:
             if not self.state.started:
                 return WAIT
-            joined = Joined(env=env, env_id=self._find_replaceable(env.desired_name))
+            joined = Joined(env=env, env_id=self._find_predecessor(env))
             return await self._writer.append_event(joined, lambda: self._answer_to_env(joined))
 
-    def _find_replaceable(self, name: str) -> int | None:
-        """The first environment of this name that has disconnected or fallen silent."""
-        silent = self._silent_for(min(REPLACED_AFTER_S, self._silent_after_s))
-        return next(
-            (
-                env_id
-                for env_id, env in enumerate(self.state.envs)
-                if env.desired_name == name and (not env.connected or env_id in silent)
-            ),
-            None,
-        )
+    def _find_predecessor(self, env: Env) -> int | None:
+        """The first registration of the same environment whose process is gone. One that is merely
+        quiet may be busy, so only a process of its own machine may take its place."""
+        gone = self._silent_for(self._silent_after_s)
+        quiet = self._silent_for(min(REPLACED_AFTER_S, self._silent_after_s))
+        for env_id, earlier in enumerate(self.state.envs):
+            is_gone = not earlier.connected or env_id in gone
+            has_restarted = env_id in quiet and earlier.host == env.host
+            if earlier.is_same_environment(env) and (is_gone or has_restarted):
+                return env_id
+        return None
 
     def _answer_to_env(self, event: Joined) -> dict[str, Any]:
         """The answer to an environment that has just registered."""

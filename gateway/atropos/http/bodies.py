@@ -68,13 +68,15 @@ class RegisterEnv(BaseModel):
     group_size: Int64
     min_batch_allocation: Share | None = None
 
-    def env(self) -> Env:
+    def env(self, host: str) -> Env:
         return Env(
             max_context_len=self.max_token_length,
             weight=self.weight,
             desired_name=self.desired_name or DEFAULT_NAME,
             group_size=self.group_size,
+            registered_group_size=self.group_size,
             min_batch_allocation=self.min_batch_allocation,
+            host=host,
         )
 
 

@@ -70,7 +70,8 @@ async def reset(server: AtroposServer, exchange: Exchange, _: bytes) -> None:
 
 
 async def register_env(server: AtroposServer, exchange: Exchange, body: bytes) -> None:
-    env = validate_body(exchange, body, REGISTER_ENV).env()
+    host, _ = exchange.scope["client"] or ("", 0)
+    env = validate_body(exchange, body, REGISTER_ENV).env(host)
     await _reply_json(exchange, await server.register_env(env))
 
 

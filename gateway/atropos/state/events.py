@@ -33,6 +33,19 @@ class Env(msgspec.Struct, kw_only=True):
     min_batch_allocation: float | None = None
     real_name: str = ""
     connected: bool = True
+    host: str = ""
+    """Address of the machine that it registered from."""
+    registered_group_size: int = 0
+    """`group_size` as it registered it; that grows with larger groups that it posts."""
+
+    def is_same_environment(self, other: "Env") -> bool:
+        """Whether a registration may be a restart of this environment. Names alone do not tell:
+        variants of an environment share one. Weights and minimum allocations may be tuned."""
+        return self._identity() == other._identity()
+
+    def _identity(self) -> tuple[str, int, int]:
+        group_size = self.registered_group_size or self.group_size
+        return self.desired_name, group_size, self.max_context_len
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
@@ -57,8 +70,8 @@ class Began(Event, frozen=True, kw_only=True):
 class Joined(Event, frozen=True, kw_only=True):
     env: Env
     env_id: int | None = None
-    """The environment of the same name that it replaces, if that one is gone: so an environment that
-    was restarted keeps its id."""
+    """The same environment, if it has registered before and is gone: so an environment that was
+    restarted keeps its id."""
 
 
 class Left(Event, frozen=True, kw_only=True):
