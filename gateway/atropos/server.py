@@ -1,13 +1,13 @@
 """What each route does to the state, and when its answer may be sent.
 
-A client gets its answer only after the log has what the answer says. A batch counts as being sent from
-when it is formed until its last byte is on its way and the log knows that. It is sent again only if its
-response breaks off, or the server dies before that.
+A client gets its answer only after the log has what the answer says. A batch is leased to the client
+that it is sent to, until that client has read all of it and the log knows that. If the client goes
+before, or the server dies, the batch is sent again.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -65,7 +65,9 @@ class AtroposServer:
         self._last_heard: dict[int, float] = {}
         self._began = time.monotonic()
         self._forming_batch = asyncio.Lock()
-        self._sending: set[int] = set()
+        self._leased: set[int] = set()
+        """Numbers of batches that clients are being sent, or may not have read yet."""
+        self._receipts: set[asyncio.Task[None]] = set()
 
     async def register(self, training: Training) -> None:
         if self.state.training is None:
@@ -184,33 +186,44 @@ class AtroposServer:
         return buffer.sequences if buffer else 0
 
     async def batch(self) -> tuple[int, list[QueuedGroup]] | None:
-        """The number and groups of a batch that no other client is being sent. Pass the number to
-        `finish_batch` afterwards."""
+        """Leases a batch that no other client has: its number and groups. Pass the number to
+        `await_receipt` or `release_batch` afterwards."""
         async with self._forming_batch:
             if not self.state.started:
                 await self._writer.append_event(Began(), lambda: None)
-            if self._next_unsent() is None:
+            if self._next_unleased() is None:
                 self._update_silent()
                 if formed := self.state.next_batch():
                     await self._writer.append_event(formed, lambda: None)
-            number = self._next_unsent()
+            number = self._next_unleased()
             if number is None:
                 return None
-            self._sending.add(number)
+            self._leased.add(number)
             return number, self.state.unhanded[number]
 
-    def _next_unsent(self) -> int | None:
-        return next((n for n in self.state.unhanded if n not in self._sending), None)
+    def _next_unleased(self) -> int | None:
+        return next((n for n in self.state.unhanded if n not in self._leased), None)
 
-    async def finish_batch(self, number: int, is_sent: bool) -> None:
+    def await_receipt(self, number: int, receipt: Awaitable[bool]) -> None:
+        """Ends the lease of a batch when it is known whether its client has read it."""
+        task = asyncio.create_task(self._end_lease(number, receipt), name=f"batch {number}")
+        self._receipts.add(task)
+        task.add_done_callback(self._receipts.discard)
+
+    async def _end_lease(self, number: int, receipt: Awaitable[bool]) -> None:
+        if not await receipt:
+            self.release_batch(number)
+            return
         try:
-            if is_sent:
-                await self._writer.append_event(Handed(number=number), lambda: None)
-                metrics.batches.inc()
-            else:
-                metrics.broken_off.inc()
+            await self._writer.append_event(Handed(number=number), lambda: None)
+            metrics.batches.inc()
         finally:
-            self._sending.discard(number)
+            self._leased.discard(number)
+
+    def release_batch(self, number: int) -> None:
+        """The client has gone: the next one that asks gets the batch."""
+        metrics.broken_off.inc()
+        self._leased.discard(number)
 
     async def reset(self) -> None:
         await self._writer.append_event(Reset(), self._last_heard.clear)
@@ -244,4 +257,6 @@ class AtroposServer:
     async def stop(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(5):
+                if self._receipts:
+                    await asyncio.wait(self._receipts)
                 await self._writer.write_snapshot(stopped=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gateway.errors import BadRequest, TooLarge
+from gateway.http.receipts import SCOPE_KEY
 
 Headers = Iterable[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
@@ -104,6 +105,24 @@ class Exchange:
         is_connected = self.stop_watching()
         await self.end()
         return is_connected
+
+    async def hand_over(
+        self, status: int, body: bytes, headers: Headers = (JSON,)
+    ) -> "asyncio.Future[bool]":
+        """Like `deliver`, but for what must not be lost: the result comes when the client has read all
+        of it, or has gone before."""
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [*headers, length])
+        await self.write(body)
+        await self.write(b"")
+        receipt: asyncio.Future[bool]
+        if self.stop_watching():
+            receipt = self.scope[SCOPE_KEY].expect_receipt()
+        else:
+            receipt = asyncio.get_running_loop().create_future()
+            receipt.set_result(False)
+        await self.end()
+        return receipt
 
     async def begin_events(self) -> None:
         """Begins a stream of server-sent events."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import uvicorn
 
+from gateway.http.receipts import ReceiptProtocol
+
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection of a client stays open."""
 
@@ -25,7 +27,7 @@ def http_server(app: Any, drain_s: int, **options: Any) -> uvicorn.Server:
             timeout_graceful_shutdown=drain_s,
             lifespan="off",
             proxy_headers=False,
-            http="httptools",
+            http=ReceiptProtocol,
             ws="none",
             **options,
         )

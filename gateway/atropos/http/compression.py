@@ -5,7 +5,7 @@ import asyncio
 from isal import isal_zlib
 
 from gateway.errors import TooLarge
-from gateway.http.exchange import JSON, Exchange
+from gateway.http.exchange import JSON, Exchange, Headers
 
 GZIP = 31
 """zlib's `wbits` for gzip."""
@@ -44,16 +44,26 @@ def inflate(body: bytes, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-async def deliver_compressed(exchange: Exchange, body: bytes) -> bool:
-    """Answers 200 with JSON, compressed under the same conditions as Starlette's middleware has;
-    returns whether the client received it."""
+async def reply_compressed(exchange: Exchange, body: bytes) -> None:
+    """Answers 200 with JSON, compressed under the same conditions as Starlette's middleware has."""
+    body, headers = await _encode(exchange, body)
+    await exchange.reply(200, body, headers)
+
+
+async def hand_over_compressed(exchange: Exchange, body: bytes) -> "asyncio.Future[bool]":
+    """Like `reply_compressed`; the result tells whether the client has read all of it."""
+    body, headers = await _encode(exchange, body)
+    return await exchange.hand_over(200, body, headers)
+
+
+async def _encode(exchange: Exchange, body: bytes) -> tuple[bytes, Headers]:
     headers = [JSON]
     if len(body) >= COMPRESS_FROM:
         headers.append(VARY)
         if "gzip" in (exchange.header(b"accept-encoding") or ""):
             body = await _compress(body)
             headers.append(GZIPPED)
-    return await exchange.deliver(200, body, headers)
+    return body, headers
 
 
 async def _compress(body: bytes) -> bytes:

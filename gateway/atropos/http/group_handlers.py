@@ -20,7 +20,7 @@ from gateway.atropos.http.bodies import (
     invalid_json,
     validate_body,
 )
-from gateway.atropos.http.compression import deliver_compressed
+from gateway.atropos.http.compression import hand_over_compressed
 from gateway.atropos.scored_data import (
     PostedGroup,
     UnusualBody,
@@ -108,17 +108,18 @@ async def send_batch(server: AtroposServer, exchange: Exchange, _: bytes) -> Non
     if server.state.training is None:
         await exchange.reply(200, msgspec.json.encode(NOT_REGISTERED))
         return
-    exchange.is_gone()  # starts to watch, so that `deliver` knows whether the client was there
+    exchange.is_gone()  # starts to watch, so that `hand_over` knows whether the client was there
     batch = await server.batch()
     if batch is None:
         await exchange.reply(200, b'{"batch":null}')
         return
     number, groups = batch
-    is_sent = False
     try:
-        is_sent = await deliver_compressed(exchange, await _encode(groups))
-    finally:
-        await server.finish_batch(number, is_sent)
+        receipt = await hand_over_compressed(exchange, await _encode(groups))
+    except BaseException:
+        server.release_batch(number)
+        raise
+    server.await_receipt(number, receipt)
 
 
 async def _encode(groups: Sequence[QueuedGroup]) -> bytes:

@@ -12,7 +12,7 @@ from gateway.atropos.http.bodies import (
     STATUS_ENV,
     validate_body,
 )
-from gateway.atropos.http.compression import deliver_compressed
+from gateway.atropos.http.compression import reply_compressed
 from gateway.atropos.scored_data import encode_group
 from gateway.atropos.server import AtroposServer
 from gateway.errors import NotFound
@@ -61,7 +61,7 @@ async def show_info(server: AtroposServer, exchange: Exchange, _: bytes) -> None
 async def show_latest_example(server: AtroposServer, exchange: Exchange, _: bytes) -> None:
     latest = server.state.latest
     body = encode_group(latest.record) if latest else msgspec.json.encode(NO_EXAMPLE)
-    await deliver_compressed(exchange, body)
+    await reply_compressed(exchange, body)
 
 
 async def reset(server: AtroposServer, exchange: Exchange, _: bytes) -> None:
@@ -95,4 +95,4 @@ async def show_status(server: AtroposServer, exchange: Exchange, _: bytes) -> No
 
 
 async def _reply_json(exchange: Exchange, value: Any) -> None:
-    await deliver_compressed(exchange, msgspec.json.encode(value))
+    await reply_compressed(exchange, msgspec.json.encode(value))
