@@ -82,6 +82,21 @@ def test_the_log_is_read_again(log: Connection, tmp_path: Path) -> None:
     assert "t" in run_by_exec("replay", "lineage", *reaching(log), "--trajectory", "t")
     into = tmp_path / "exported"
     run_by_exec("replay", "export", *reaching(log), "--into", str(into), "--topic", "steps")
+    imported = run_by_exec("replay", "import", *reaching(log), "--dry-run", str(into))
+    assert imported == "2 Steps can be imported\n"
     copy = ["--into-prefix", f"copy-{log.topic_prefix}", "--trajectory", "t"]
     run_by_exec("replay", "delete", *reaching(log), *copy)
     assert '"u"' in run_by_exec("cat", "steps", *reaching(log))
+
+
+def test_a_run_that_trained_nothing_cannot_be_exported_or_repeated(
+    log: Connection, tmp_path: Path
+) -> None:
+    folders = ["--checkpoints", str(tmp_path), "--into", str(tmp_path / "into")]
+    for words in (["export"], ["replay", "step", *reaching(log), "--version", "1"]):
+        done = subprocess.run(
+            [STEPLOG, *words, *folders], capture_output=True, text=True, timeout=LIMIT_S
+        )
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
