@@ -3,12 +3,16 @@
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from inspect import iscoroutinefunction, unwrap
 from random import Random
 from statistics import fmean, stdev
 from typing import Any, ClassVar, Generic, get_type_hints
 
+from openai import AsyncOpenAI
+
 from steplog.environment.author_code import required_call
+from steplog.environment.backends.judge import judge_client
 from steplog.environment.errors import EnvironmentFailed
 from steplog.environment.rollouts.group import Group
 from steplog.environment.rollouts.rollout import Item, Rollout, run_all
@@ -39,6 +43,12 @@ class BaseEnvironment(Generic[Item]):
         self.random = Random(0)
         """Seeded anew for every item from the seed and `index`, so that a restart draws the same
         items."""
+
+    @cached_property
+    def judge(self) -> AsyncOpenAI:
+        """A client of the second model at `--judge-url`. Its calls are neither recorded nor trained;
+        the model's name is `self.settings.judge_model`."""
+        return judge_client(self.settings)
 
     # The stream of items
 
@@ -71,12 +81,13 @@ class BaseEnvironment(Generic[Item]):
         await run_all(self.collect_trajectory, item, rollouts)
 
     async def score(self, item: Item, rollouts: Sequence[Rollout]) -> None:
-        """Called with the complete group before it is closed; may change rewards."""
+        """Called with the complete group before it is closed; may change rewards, and leave out
+        rollouts with `rollout.drop(reason)`. `rollout.tokens` and `rollout.calls` have the lengths."""
 
     # Evaluation
 
     async def eval_items(self) -> Iterable[Item]:
-        """Held-out items. Their rollouts go to the channel `val`."""
+        """Held-out items; an evaluation uses all of them. Their rollouts go to the channel `val`."""
         return ()
 
     async def evaluate(self, groups: Sequence[Group[Item]]) -> Mapping[str, float]:

@@ -25,18 +25,16 @@ from steplog.environment.records.metrics_writer import MetricsWriter
 from steplog.environment.records.progress import open_view
 from steplog.environment.rollouts.rollout import Item
 from steplog.environment.running.evaluation import EvaluationResult, prepare_evaluation
-from steplog.environment.running.group_runner import close_unfinished
+from steplog.environment.running.group_runner import TRAIN, close_unfinished
 from steplog.environment.running.journal import Journal
 from steplog.environment.running.scheduler import cancel_tasks
-from steplog.environment.running.session import CHANNEL, Session
+from steplog.environment.running.session import Session
 from steplog.environment.settings import EnvironmentSettings
 
 log = logging.getLogger(__name__)
 
 DEFAULT_GROUPS = 8
 """Groups of `process`, unless a number is given."""
-VERSION_EVERY_S = 1.0
-"""Seconds between two requests for the version, if the run ends at one."""
 QUIET_S = 2.0
 """Waiting for the gateway is reported after this many seconds."""
 
@@ -55,15 +53,19 @@ async def serve(environment: BaseEnvironment[Item], stop: asyncio.Event | None =
         )
     gateway = _gateway(settings)
     try:
-        async with (
-            _running(environment, gateway, stop) as backend,
-            _stopping_at(settings.until_version, gateway, stop),
-        ):
-            await close_unfinished(backend, journal, _registration(settings))
+        async with _running(environment, gateway, stop):
+            await close_unfinished(gateway, journal, _registration(settings))
             if journal.first_state:
                 environment.restore(journal.first_state)
             session = Session(
-                environment, backend, journal, folder, settings.groups, stop, settings.jsonl
+                environment,
+                gateway,
+                journal,
+                folder,
+                settings.groups,
+                stop,
+                settings.jsonl,
+                gateway.version,
             )
             await session.run()
             return journal.count
@@ -147,33 +149,8 @@ async def _clean_up(environment: BaseEnvironment[Item]) -> None:
         await environment.cleanup()
     except Exception as error:  # the author's code; it must not hide why the run ended
         log.warning("cleanup() failed: %s", describe_error(error))
-
-
-@asynccontextmanager
-async def _stopping_at(
-    version: int | None, gateway: Client, stop: asyncio.Event
-) -> AsyncIterator[None]:
-    """Sets `stop` when the engines have this version, or when the gateway refuses to tell theirs."""
-    if version is None:
-        yield
-        return
-    watching = asyncio.create_task(_wait_for_version(version, gateway))
-    watching.add_done_callback(lambda _: stop.set())
-    try:
-        yield
-        if watching.done():
-            watching.result()
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-
-
-async def _wait_for_version(version: int, gateway: Client) -> None:
-    while True:
-        current = await gateway.version()
-        if current is not None and current >= version:
-            return
-        await asyncio.sleep(VERSION_EVERY_S)
+    if environment.settings.judge_url is not None:
+        await environment.judge.close()
 
 
 def home(environment: BaseEnvironment[Any]) -> Path:
@@ -182,7 +159,7 @@ def home(environment: BaseEnvironment[Any]) -> Path:
 
 
 def _registration(settings: EnvironmentSettings) -> TrajectoryRegistration:
-    return TrajectoryRegistration(CHANNEL, settings.group_size, settings.deadline_s)
+    return TrajectoryRegistration(TRAIN, settings.group_size, settings.deadline_s)
 
 
 def _key(settings: EnvironmentSettings) -> str | None:

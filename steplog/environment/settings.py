@@ -27,6 +27,12 @@ class EnvironmentSettings(BaseModel):
     )
     model: str = Field("default", description="name of the model at that URL")
     api_key: SecretStr | None = Field(None, description="API key of the gateway, or of that URL")
+    judge_url: str | None = Field(
+        None,
+        description="OpenAI-style URL of a second model, for self.judge; its calls are not recorded",
+    )
+    judge_model: str = Field("default", description="name of the model at the judge's URL")
+    judge_api_key: SecretStr | None = Field(None, description="API key of the judge's URL")
     group_size: Positive = Field(
         8, description="rollouts per item, which are compared with each other"
     )
@@ -39,6 +45,11 @@ class EnvironmentSettings(BaseModel):
     )
     workers: Positive = Field(16, description="largest number of groups that run at the same time")
     rollout_timeout_s: Seconds = Field(600, description="time limit of a rollout in seconds")
+    max_token_length: Positive | None = Field(
+        None,
+        description="largest number of tokens in a call, prompt and answer together; a rollout with a "
+        "longer call fails and is not trained (default: no limit)",
+    )
     attempts: Positive = Field(
         3,
         description="attempts at a rollout if the gateway, the model or a service it needs is down",
@@ -54,7 +65,15 @@ class EnvironmentSettings(BaseModel):
     eval_every: int = Field(
         0, ge=0, description="serve runs an evaluation after every this many groups; 0: never"
     )
-    eval_items: Positive = Field(64, description="largest number of items in an evaluation")
+    eval_every_versions: int = Field(
+        0,
+        ge=0,
+        description="serve runs an evaluation at its start and whenever the engines have got this "
+        "many more versions of the weights; 0: never",
+    )
+    eval_items: Positive | None = Field(
+        None, description="largest number of items in an evaluation (default: all of them)"
+    )
     eval_samples: Positive = Field(1, description="rollouts per item in an evaluation")
     dir: Path | None = Field(
         None, description="folder of its journal and results (default: .steplog/NAME)"
@@ -70,7 +89,7 @@ class EnvironmentSettings(BaseModel):
         "trackio",
     )
 
-    @field_validator("gateway", "url")
+    @field_validator("gateway", "url", "judge_url")
     @classmethod
     def _check_url(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("http://", "https://")):

@@ -32,8 +32,10 @@ class Call:
     """The message that came back."""
     finish_reason: str | None
     tokens: int
-    """Generated tokens, as the server counts them."""
+    """Generated tokens, as the server counts them; 0 if it does not say."""
     seconds: float
+    prompt_tokens: int = 0
+    answer_id: str = ""
 
 
 class Recorder(httpx2.AsyncBaseTransport):
@@ -117,7 +119,7 @@ def _read_call(
         transcript = transcribe(request.url.path, json.loads(request.content), answer)
     except MALFORMED:
         return None
-    return Call(*transcript, seconds=seconds)
+    return Call(**transcript._asdict(), seconds=seconds)
 
 
 def conversations(calls: Sequence[Call]) -> list[list[Json]]:

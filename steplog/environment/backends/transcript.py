@@ -15,6 +15,9 @@ class Transcript(NamedTuple):
     answer: Json
     finish_reason: str | None
     tokens: int
+    """Generated tokens, as the server counts them; 0 if it does not say."""
+    prompt_tokens: int
+    answer_id: str
 
 
 def transcribe(path: str, request: Json, answer: Json | tuple[Json, ...]) -> Transcript:
@@ -35,23 +38,28 @@ def parse_events(stream: str) -> tuple[Json, ...]:
 def _read_chat(request: Json, response: Json) -> Transcript:
     choice = response["choices"][0]
     finish_reason = choice.get("finish_reason")
-    tokens = _completion_tokens(response)
-    return Transcript(request["messages"], choice["message"], finish_reason, tokens)
+    return Transcript(request["messages"], choice["message"], finish_reason, *_counts(response))
 
 
-def _completion_tokens(response: Json) -> int:
-    return int((response.get("usage") or {}).get("completion_tokens") or 0)
+def _counts(
+    response: Json, output: str = "completion", prompt: str = "prompt"
+) -> tuple[int, int, str]:
+    """Generated tokens, tokens of the prompt, and the answer's id."""
+    usage = response.get("usage") or {}
+    tokens, prompt_tokens = (int(usage.get(f"{name}_tokens") or 0) for name in (output, prompt))
+    return tokens, prompt_tokens, str(response.get("id") or "")
 
 
 def _join_chat(chunks: Sequence[Json]) -> Json:
     message: Json = {"role": "assistant", "content": ""}
-    finish, usage = None, None
+    answer_id, finish, usage = None, None, None
     for chunk in chunks:
-        usage = chunk.get("usage") or usage
+        answer_id, usage = chunk.get("id") or answer_id, chunk.get("usage") or usage
         for choice in chunk.get("choices", ()):
             _add_delta(message, choice["delta"])
             finish = choice.get("finish_reason") or finish
-    return {"choices": [{"message": message, "finish_reason": finish}], "usage": usage}
+    choice = {"message": message, "finish_reason": finish}
+    return {"id": answer_id, "choices": [choice], "usage": usage}
 
 
 def _add_delta(message: Json, delta: Mapping[str, Any]) -> None:
@@ -71,7 +79,7 @@ def _read_completion(request: Json, response: Json) -> Transcript:
     text = prompt if isinstance(prompt, str) else json.dumps(prompt)
     messages = [{"role": "user", "content": text}]
     answer = {"role": "assistant", "content": choice["text"]}
-    return Transcript(messages, answer, choice.get("finish_reason"), _completion_tokens(response))
+    return Transcript(messages, answer, choice.get("finish_reason"), *_counts(response))
 
 
 def _join_completion(chunks: Sequence[Json]) -> Json:
@@ -79,7 +87,9 @@ def _join_completion(chunks: Sequence[Json]) -> Json:
     usage = next((chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage")), None)
     finish = next((c["finish_reason"] for c in choices if c.get("finish_reason")), None)
     text = "".join(choice.get("text") or "" for choice in choices)
-    return {"choices": [{"text": text, "finish_reason": finish}], "usage": usage}
+    answer_id = next((chunk["id"] for chunk in chunks if chunk.get("id")), None)
+    choice = {"text": text, "finish_reason": finish}
+    return {"id": answer_id, "choices": [choice], "usage": usage}
 
 
 def _read_response(request: Json, response: Json) -> Transcript:
@@ -93,8 +103,8 @@ def _read_response(request: Json, response: Json) -> Transcript:
         answer |= {name: part[name] for name in ("reasoning",) if name in part}
         answer.setdefault("tool_calls", []).extend(part.get("tool_calls") or ())
     finish = "length" if response.get("status") == "incomplete" else "stop"
-    tokens = int((response.get("usage") or {}).get("output_tokens") or 0)
-    return Transcript([*system, *map(_message, items)], answer, finish, tokens)
+    counts = _counts(response, "output", "input")
+    return Transcript([*system, *map(_message, items)], answer, finish, *counts)
 
 
 def _message(item: Json) -> Json:

@@ -65,9 +65,10 @@ class ProgressText:
         duration = format_duration(time.monotonic() - totals.began)
         head.append(f"{now.done:,}{_of(now.target)} groups   {duration}")
         yield head
-        if totals.rewards:
+        if totals.mean_reward is not None:
             curve = draw_sparkline(totals.rewards[-CURVE_LENGTH:])
-            yield Text.assemble(("reward ", "dim"), f"{totals.rewards[-1]:.3f}  ", (curve, "green"))
+            mean = f"{totals.mean_reward:.3f}  "
+            yield Text.assemble(("mean reward ", "dim"), mean, (curve, "green"))
         yield Text.assemble(
             ("running ", "dim"), f"{now.running} of at most {now.limit}   ",
             ("tokens/s ", "dim"), f"{totals.tokens_per_second:,.0f}   ",
@@ -82,7 +83,8 @@ class ProgressText:
 
     def line(self) -> str:
         now, totals = self._snapshot(), self._statistics
-        reward = f", reward {totals.rewards[-1]:.3f}" if totals.rewards else ""
+        mean = totals.mean_reward
+        reward = f", mean reward {mean:.3f}" if mean is not None else ""
         waiting = f"; waiting: {now.wait_reason}" if now.wait_reason else ""
         note = f"; {now.note}" if now.note else ""
         return (

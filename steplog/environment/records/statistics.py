@@ -21,20 +21,31 @@ class Statistics:
         self.groups = 0
         self.rollouts = 0
         self.failed = 0
+        self.dropped = 0
         self.tokens = 0
         self.rewards: list[float] = []
         """Mean rewards of the newest groups."""
+        self._reward_sum = 0.0
+        self._reward_count = 0
         self._row_began = self.began
         self._row_groups: list[Group[Any]] = []
 
     def add(self, group: Group[Any]) -> None:
         self.groups += 1
         self.rollouts += len(group.rollouts)
-        self.failed += sum(not rollout.is_usable for rollout in group.rollouts)
-        self.tokens += sum(call.tokens for rollout in group.rollouts for call in rollout.calls)
+        self.dropped += sum(rollout.is_dropped for rollout in group.rollouts)
+        self.failed += sum(rollout.is_failed for rollout in group.rollouts)
+        self.tokens += sum(rollout.tokens for rollout in group.rollouts)
         if group.rewards:
             self.rewards = [*self.rewards[-RECENT:], fmean(group.rewards)]
+            self._reward_sum += sum(group.rewards)
+            self._reward_count += len(group.rewards)
         self._row_groups.append(group)
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean over all rollouts so far; None as long as none has a reward."""
+        return self._reward_sum / self._reward_count if self._reward_count else None
 
     @property
     def tokens_per_second(self) -> float:
@@ -52,16 +63,18 @@ def _row(groups: Sequence[Group[Any]], seconds: float) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     usable = [rollout for rollout in rollouts if rollout.is_usable]
     calls = [call for rollout in rollouts for call in rollout.calls]
+    tokens = sum(rollout.tokens for rollout in rollouts)
     rewards = [reward for group in groups for reward in group.rewards]
     values: dict[str, float] = {
         "groups": len(groups),
         "rollouts": len(rollouts),
-        "failed_share": 1 - len(usable) / len(rollouts),
+        "failed_share": _share([rollout.is_failed for rollout in rollouts]),
+        "dropped_share": _share([rollout.is_dropped for rollout in rollouts]),
         "truncated_share": _share([rollout.status == "truncated" for rollout in rollouts]),
         "retried_share": _share([rollout.attempt > 1 for rollout in rollouts]),
         "perf/calls_per_rollout": len(calls) / len(rollouts),
-        "perf/tokens_per_rollout": sum(call.tokens for call in calls) / len(rollouts),
-        "perf/tokens_per_second": sum(call.tokens for call in calls) / seconds,
+        "perf/tokens_per_rollout": tokens / len(rollouts),
+        "perf/tokens_per_second": tokens / seconds,
         "perf/groups_per_minute": 60 * len(groups) / seconds,
         "perf/waited_s": fmean(group.waited_s for group in groups),
         **_spread("perf/rollout_s", [rollout.seconds for rollout in rollouts]),

@@ -31,14 +31,14 @@ class Group(Generic[Item]):
     @property
     def seconds_per_token(self) -> float | None:
         """Seconds per generated token, measured by its rollouts."""
-        calls = [call for rollout in self.rollouts for call in rollout.calls]
-        tokens = sum(call.tokens for call in calls)
-        return sum(call.seconds for call in calls) / tokens if tokens else None
+        tokens = sum(rollout.tokens for rollout in self.rollouts)
+        seconds = sum(call.seconds for rollout in self.rollouts for call in rollout.calls)
+        return seconds / tokens if tokens else None
 
     @property
     def failure(self) -> str | None:
-        """Why none of its rollouts is usable; None if at least one is."""
-        if any(rollout.is_usable for rollout in self.rollouts):
+        """Why all of its rollouts failed; None if one is usable, or was dropped on purpose."""
+        if not all(rollout.is_failed for rollout in self.rollouts):
             return None
         return next((r.reason for r in self.rollouts if r.reason), "no reason was given")
 
@@ -70,7 +70,7 @@ class Group(Generic[Item]):
             "reason": rollout.reason,
             "metrics": rollout.metrics,
             "seconds": round(rollout.seconds, 3),
-            "tokens": sum(call.tokens for call in rollout.calls),
+            "tokens": rollout.tokens,
             "conversations": rollout.conversations(),
             "speakers": [name for name, _ in rollout.conversations_by_agent()],
         }

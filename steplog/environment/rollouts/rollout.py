@@ -76,6 +76,7 @@ class GroupContext:
     attempts: int
     on_begin: Callable[[Sequence[str]], None]
     """Called with base URLs before anything is written under them."""
+    max_token_length: int | None = None
 
     async def name_agents(self) -> dict[str, Agent]:
         """New agents, each with a trajectory that is not registered yet."""
@@ -135,6 +136,14 @@ class Rollout:
         return self.status in USABLE
 
     @property
+    def is_dropped(self) -> bool:
+        return self.status == "cancelled"
+
+    @property
+    def is_failed(self) -> bool:
+        return not self.is_usable and not self.is_dropped
+
+    @property
     def channel(self) -> str:
         """`val` in an evaluation, otherwise `train`."""
         return self.context.registration.channel
@@ -142,6 +151,16 @@ class Rollout:
     @property
     def calls(self) -> list[Call]:
         return [call for agent in self.agents.values() for call in agent.trajectory.calls]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model generated in all calls, as the server counts them."""
+        return sum(call.tokens for call in self.calls)
+
+    @property
+    def longest_call(self) -> int:
+        """Tokens of the longest call, prompt and answer together."""
+        return max((call.prompt_tokens + call.tokens for call in self.calls), default=0)
 
     def agent(self, name: str) -> Agent:
         if name not in self.agents:
@@ -167,6 +186,11 @@ class Rollout:
 
     def fail(self, reason: str, status: Status = "failed") -> None:
         self.status, self.reason, self.reward = status, reason, None
+
+    def drop(self, reason: str) -> None:
+        """Leave this rollout out of training on purpose. Its group goes on without it; drop all of
+        its rollouts to drop the group. Unlike failures, drops never stop the environment."""
+        self.fail(reason, "cancelled")
 
     def base_urls(self) -> list[str]:
         """The base URLs of the trajectories of the current attempt."""
@@ -224,6 +248,9 @@ class Rollout:
 
     def _accept(self, reward: float | None) -> None:
         """The return value of `collect_trajectory` is the reward of all agents that have none yet."""
+        self._check_length()
+        if not self.is_usable:
+            return
         for agent in self.agents.values():
             agent.reward = reward if agent.reward is None else agent.reward
         last_call = self.calls[-1] if self.calls else None
@@ -239,9 +266,18 @@ class Rollout:
         self.context.on_begin(self.base_urls())
         await self.context.register(self.agents)
 
+    def _check_length(self) -> None:
+        limit = self.context.max_token_length
+        if self.is_usable and limit is not None and self.longest_call > limit:
+            self.fail(
+                f"a call of it has {self.longest_call:,} tokens, prompt and answer together; "
+                f"--max-token-length allows {limit:,}"
+            )
+
     def check(self) -> None:
-        """Fail the rollout if no trainer could use its status or reward; drop unusable metrics."""
+        """Fail the rollout if no trainer could use it; leave unusable metrics out."""
         self.metrics = finite_numbers("rollout.metrics", self.metrics)
+        self._check_length()
         if self.status not in get_args(Status):
             allowed = ", ".join(get_args(Status))
             self.fail(f"its status is {self.status!r}, which is none of {allowed}")

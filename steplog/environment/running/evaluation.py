@@ -68,7 +68,8 @@ class Evaluation(Generic[Item]):
         if not self._groups:
             raise EnvironmentFailed("The evaluation was stopped before any item was done.")
         self._archive.write_page()
-        metrics = {"usable_share": 1 - self.statistics.failed / self.statistics.rollouts}
+        unusable = self.statistics.failed + self.statistics.dropped
+        metrics = {"usable_share": 1 - unusable / self.statistics.rollouts}
         with required_call("evaluate()"):
             groups = sorted(self._groups, key=lambda group: group.number)
             metrics |= finite_numbers("evaluate()", await self._environment.evaluate(groups))
@@ -100,7 +101,8 @@ class Evaluation(Generic[Item]):
 async def prepare_evaluation(
     environment: BaseEnvironment[Item], backend: Backend, folder: Path
 ) -> Evaluation[Item]:
-    """An evaluation of the items that the environment's `eval_items` returns now."""
+    """An evaluation of the items that the environment's `eval_items` returns now: of all of them,
+    unless `--eval-items` says otherwise."""
     with required_call("eval_items()"):
         items = list(islice(iter(await environment.eval_items()), environment.settings.eval_items))
     if not items:

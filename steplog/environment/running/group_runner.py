@@ -28,6 +28,8 @@ from steplog.environment.running.journal import Journal
 CANCEL_LIMIT_S = 5.0
 """Seconds in which a group that is being stopped may tell the gateway about it."""
 KILLED = "the environment was killed"
+TRAIN = "train"
+"""The channel whose groups are trained."""
 NOTHING_TO_COMPLETE = (404, 409)
 """The gateway's statuses for a trajectory that never started, or is completed already."""
 
@@ -96,6 +98,7 @@ class GroupRunner(Generic[Item]):
             timeout_s=settings.rollout_timeout_s,
             attempts=settings.attempts,
             on_begin=lambda urls: self._journal.record_start(group.number, urls),
+            max_token_length=settings.max_token_length if self._channel == TRAIN else None,
         )
 
     async def _collect_and_score(self, group: Group[Item]) -> None:

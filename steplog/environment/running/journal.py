@@ -5,6 +5,7 @@
     {"ended": 7, "ends": {…}}     how each of them ends; from here on the group is complete
     {"dropped": 7}                all of them are cancelled
     {"done": 7, "state": …}       the gateway has the whole group
+    {"evaluated": 40}             the evaluation at version 40 is complete
 
 Reading the file again tells which items are open. A group that had ended is sent again unchanged, so it
 is neither lost nor duplicated. A group that had only begun is cancelled, and its item is drawn again:
@@ -50,6 +51,8 @@ class Journal:
         """The lowest number that is not done."""
         self.state: Json = {}
         """The environment's newest recorded state."""
+        self.evaluated: int | None = None
+        """The version of the last complete evaluation, if they follow versions."""
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(file.with_suffix(".lock"))
@@ -93,6 +96,9 @@ class Journal:
         if self._path is not None and self._lines > COMPACT_AFTER:
             self._compact(self._path)
 
+    def record_evaluation(self, version: int) -> None:
+        self._write({"evaluated": version})
+
     def close(self) -> None:
         if self._path is not None:
             self._lock.close()
@@ -126,6 +132,8 @@ class Journal:
                 while self.first in self.done:
                     self.done.remove(self.first)
                     self.first += 1
+            case {"evaluated": version}:
+                self.evaluated = version
 
     def _read(self, file: Path) -> None:
         if not file.exists():
@@ -149,6 +157,8 @@ class Journal:
                 ends = {url: ending.body() for url, ending in item.endings.items()}
                 lines.append({"ended": number, "ends": ends})
         lines.append({"first": self.first, "done": sorted(self.done), "state": self.state})
+        if self.evaluated is not None:
+            lines.append({"evaluated": self.evaluated})
         new_file = file.with_suffix(".new")
         new_file.write_text("".join(map(encode_line, lines)), encoding="utf-8")
         if self._file is not None:

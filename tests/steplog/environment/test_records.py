@@ -41,16 +41,20 @@ def test_a_row_covers_the_groups_since_the_last_row() -> None:
     statistics.add(
         group(rollout(1.0, metrics={"turns": 3.0}), rollout(0.0, metrics={"turns": 5.0}))
     )
-    statistics.add(group(rollout(0.5), rollout(0.5), rollout(None, status="failed")))
+    statistics.add(
+        group(
+            rollout(0.5), rollout(0.5), *(rollout(None, status=s) for s in ("failed", "cancelled"))
+        )
+    )
     now[0] = 10.0
     row = statistics.row()
-    assert row["groups"] == 2 and row["rollouts"] == 5
+    assert row["groups"] == 2 and row["rollouts"] == 6
     assert row["reward"] == 0.5 and row["reward_max"] == 1 and row["turns"] == 4
     assert row["equal_share"] == 0.5, "the second group teaches nothing"
-    assert row["failed_share"] == pytest.approx(0.2)
-    assert row["perf/tokens_per_second"] == 5 and row["perf/call_s_p95"] == 2
+    assert row["failed_share"] == row["dropped_share"] == pytest.approx(1 / 6)
+    assert row["perf/tokens_per_second"] == 6 and row["perf/call_s_p95"] == 2
     assert statistics.row() == {}
-    assert statistics.rollouts == 5 and statistics.tokens_per_second == 5
+    assert statistics.rollouts == 6 and statistics.tokens_per_second == 6
 
 
 def test_advantages_compare_the_usable_members_of_a_group() -> None:
@@ -95,14 +99,15 @@ def test_a_tracker_that_is_not_installed_is_an_error_at_the_start(
 
 def test_the_view_fits_a_small_terminal() -> None:
     statistics = Statistics()
-    statistics.add(group(rollout(1.0), rollout(0.0)))
+    statistics.add(group(rollout(1.0), rollout(1.0)))
+    statistics.add(group(rollout(0.0), rollout(0.0)))
     reason = "Too many groups in flight (limit 64). Retry this prompt after one of them is decided."
     text = ProgressText("steplog mine", statistics, lambda: WorkSnapshot(3, 10, 2, 4, reason))
     console = Console(width=80, record=True, file=Path("out").open("w"))  # noqa: SIM115
     console.print(text)
     console.file.close()
     shown = console.export_text()
-    assert "3 of 10 groups" in shown and "reward 0.500" in shown and "2 of at most 4" in shown
+    assert "3 of 10 groups" in shown and "mean reward 0.500" in shown and "2 of at most 4" in shown
     assert "waiting: Too many groups" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
-    assert "3 of 10 groups, reward 0.500, 2 running" in text.line()
+    assert "3 of 10 groups, mean reward 0.500, 2 running" in text.line(), "not the last group's"
