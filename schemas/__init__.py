@@ -22,6 +22,7 @@ from schemas.records import (
     Segment,
     SkippedRange,
     Step,
+    StepAdvantages,
     StepNote,
     TrajectoryEnd,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "Segment",
     "SkippedRange",
     "Step",
+    "StepAdvantages",
     "StepNote",
     "TrajectoryEnd",
     "UnknownSchema",

@@ -13,7 +13,7 @@ from schemas.packing import ID_BYTES
 PackedIds = bytes
 """Token ids as little-endian int32."""
 PackedLogprobs = bytes
-"""Logprobs as little-endian float32."""
+"""Logprobs, or advantages, as little-endian float32."""
 Json = str
 """A JSON document as text."""
 
@@ -110,6 +110,13 @@ class Reward(RecordPart, frozen=True, kw_only=True):
     details: Json = "{}"
 
 
+class StepAdvantages(RecordPart, frozen=True, kw_only=True):
+    """Advantages of a Step's tokens: one each, or one for all of them."""
+
+    step_id: str
+    values: PackedLogprobs
+
+
 class TrajectoryEnd(Record, frozen=True, kw_only=True):
     schema_file = "trajectory_end.avsc"
 
@@ -128,6 +135,7 @@ class TrajectoryEnd(Record, frozen=True, kw_only=True):
     rewards: list[Reward] = []
     created_at: int = 0
     source: Position | None = None
+    advantages: list[StepAdvantages] = []
 
 
 class Feedback(Record, frozen=True, kw_only=True):

@@ -130,12 +130,11 @@ class ChatWriter:
     def end(self, answer: Answer) -> bytes:
         if self._request.token_ids:
             self._head["prompt_token_ids"] = answer.prompt_ids
-        usage = {"usage": usage_body(answer.usage)}
-        if not self._request.include_usage:  # many servers count here; environments rely on it
-            self._head |= usage
-            return self._chunk({}, finish_reason=answer.finish_reason) + DONE
         events = self._chunk({}, finish_reason=answer.finish_reason)
-        return events + event(msgspec.json.encode(self._head | {"choices": []} | usage)) + DONE
+        if self._request.include_usage:
+            last = self._head | {"choices": [], "usage": usage_body(answer.usage)}
+            events += event(msgspec.json.encode(last))
+        return events + DONE
 
     def error(self, message: str, kind: str) -> bytes:
         error = {"message": message, "type": kind, "param": None, "code": None}

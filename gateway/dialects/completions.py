@@ -95,10 +95,10 @@ class CompletionsWriter:
         last["finish_reason"] = answer.finish_reason
         if self._request.token_ids:
             last["prompt_token_ids"] = answer.prompt_ids
-        usage = usage_body(answer.usage)
-        if not self._request.include_usage:  # many servers count here; environments rely on it
-            return self._chunk(choices=[last], usage=usage) + DONE
-        return self._chunk(choices=[last]) + self._chunk(choices=[], usage=usage) + DONE
+        events = self._chunk(choices=[last])
+        if self._request.include_usage:
+            events += self._chunk(choices=[], usage=usage_body(answer.usage))
+        return events + DONE
 
     def error(self, message: str, kind: str) -> bytes:
         error = {"message": message, "type": kind, "param": None, "code": None}

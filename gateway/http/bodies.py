@@ -38,6 +38,8 @@ class CompleteBody(msgspec.Struct, kw_only=True):
     status: Literal["completed", "truncated", "failed", "cancelled"] = "completed"
     reward_expected: bool = False
     reason: Annotated[str, msgspec.Meta(max_length=2000)] | None = None
+    advantages: dict[Uid, float | list[float]] | None = None
+    """By the ids of answers: one for every generated token, or one for all of them."""
 
 
 class FeedbackBody(msgspec.Struct, kw_only=True):

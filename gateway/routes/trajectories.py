@@ -1,5 +1,6 @@
 """Routes of environments: start, register and complete a trajectory, and send late rewards."""
 
+import math
 import time
 import uuid
 from typing import Any
@@ -7,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import BadRequest, NotFound, Unprocessable
 from gateway.http.bodies import (
     CompleteBody,
     FeedbackBody,
@@ -23,7 +24,8 @@ from gateway.routes.parts import GatewayState, prompt_scope
 from gateway.routes.route import BASE_URL, RouteSpec
 from gateway.state.completion import Completion
 from gateway.state.trajectory import TrajectoryState
-from schemas import Feedback
+from schemas import Feedback, StepAdvantages
+from schemas.packing import pack_logprobs
 
 OK = b'{"status":"ok"}'
 ANSWER_ID_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
@@ -79,14 +81,19 @@ async def complete_trajectory(state: GatewayState, exchange: Exchange) -> None:
     parts = state.require_parts()
     uid, tenant, prompt_uid = parts.path_ids(exchange)
     body = decode(await exchange.body(), CompleteBody)
+    reward = check_reward(body.reward)
+    trajectory = await parts.trajectories.existing(uid, prompt_uid, tenant)
     completion = Completion(
         status=body.status,
-        reward=check_reward(body.reward),
+        reward=reward,
         reward_expected=body.reward_expected,
         channel=body.channel,
         reason=body.reason,
+        advantages=[
+            _step_advantages(trajectory, answer_id, values)
+            for answer_id, values in (body.advantages or {}).items()
+        ],
     )
-    trajectory = await parts.trajectories.existing(uid, prompt_uid, tenant)
     await parts.trajectories.complete(trajectory, completion)
     await exchange.reply(200, OK)
 
@@ -115,6 +122,25 @@ async def give_feedback(state: GatewayState, exchange: Exchange) -> None:
         )
     )
     await exchange.reply(200, OK)
+
+
+def _step_advantages(
+    trajectory: TrajectoryState, answer_id: str, values: float | list[float]
+) -> StepAdvantages:
+    """The advantages of one answer; 422 if they do not fit it."""
+    try:
+        step_id = _find_step_id(trajectory, answer_id)
+    except NotFound as error:
+        raise Unprocessable(str(error), param="advantages") from error
+    numbers = values if isinstance(values, list) else [values]
+    tokens = trajectory.response_length(step_id)
+    if len(numbers) not in (1, tokens) or not all(map(math.isfinite, numbers)):
+        raise Unprocessable(
+            f"advantages of {answer_id} must be one finite number, or one for each of its {tokens} "
+            f"tokens; there are {len(numbers)}.",
+            param="advantages",
+        )
+    return StepAdvantages(step_id=step_id, values=pack_logprobs(numbers))
 
 
 def _find_step_id(trajectory: TrajectoryState, answer_id: str) -> str:
@@ -156,7 +182,7 @@ ROUTES: list[RouteSpec] = [
         CompleteBody,
         conditions={
             409: "The trajectory is already completed with another status, reward or channel.",
-            422: "The reward is not a finite number.",
+            422: "The reward is not a finite number, or the advantages do not fit the answers.",
         },
     ),
     RouteSpec(

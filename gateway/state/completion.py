@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.errors import Conflict
 from gateway.state.trajectory import TrajectoryState
-from schemas import TrajectoryEnd
+from schemas import StepAdvantages, TrajectoryEnd
 from schemas.records import Status
 
 END_IDS = uuid.UUID("6a1d0c1e-9a0e-4f3c-8f57-2a8a3a1f9d10")
@@ -22,6 +22,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     reward_expected: bool = False
     channel: str | None = None
     reason: str | None = None
+    advantages: list[StepAdvantages] = []
 
 
 def trajectory_end(trajectory: TrajectoryState, completion: Completion) -> TrajectoryEnd:
@@ -41,6 +42,7 @@ def trajectory_end(trajectory: TrajectoryState, completion: Completion) -> Traje
         metadata=registration.metadata,
         group_size=registration.group_size,
         created_at=int(time.time() * 1000),
+        advantages=completion.advantages,
     )
 
 

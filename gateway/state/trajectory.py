@@ -62,7 +62,8 @@ class TrajectoryState:
         """When its records were last read from the log; other processes may have added more since."""
         self._next_index = 0
         self._index_shift = 0
-        self._step_ids: set[str] = set()
+        self._response_lengths: dict[str, int] = {}
+        """Tokens of each Step's response, by step_id."""
         self._recorded: OrderedDict[bytes, RecordedStep] = OrderedDict()
         self._unfinished: OrderedDict[bytes, TrackedCall] = OrderedDict()
 
@@ -77,7 +78,7 @@ class TrajectoryState:
     @property
     def step_count(self) -> int:
         """Steps in the log, as far as this process knows."""
-        return len(self._step_ids)
+        return len(self._response_lengths)
 
     def reserve_index(self) -> int:
         """Reserves a place in the order of calls; `step_index` turns it into the Step's index."""
@@ -96,12 +97,15 @@ class TrajectoryState:
         self._next_index += reserved
 
     def has_step(self, step_id: str) -> bool:
-        return step_id in self._step_ids
+        return step_id in self._response_lengths
+
+    def response_length(self, step_id: str) -> int:
+        """Tokens of a Step's response."""
+        return self._response_lengths[step_id]
 
     def add(self, step: Step, prompt: bytes) -> RecordedStep:
         """Adds a Step that the log has acknowledged. `prompt` is its full prompt, packed."""
-        self._step_ids.add(step.step_id)
-        self._next_index = max(self._next_index, step.step_index + 1)
+        self._count(step)
         self.conversation.add(step.step_id, prompt, step.response_ids, step.conversation)
         recorded = RecordedStep(step, len(prompt) // ID_BYTES)
         _remember(self._recorded, step.request_hash, recorded)
@@ -162,12 +166,15 @@ class TrajectoryState:
             prompt = full_prompt(step, contexts)
         except BrokenPrompt:
             # Numbering continues; later Steps do not refer to this one.
-            self._step_ids.add(step.step_id)
-            self._next_index = max(self._next_index, step.step_index + 1)
+            self._count(step)
             return
         contexts[step.step_id] = prompt + step.response_ids
-        if step.step_id not in self._step_ids:
+        if not self.has_step(step.step_id):
             self.add(step, prompt)
+
+    def _count(self, step: Step) -> None:
+        self._response_lengths[step.step_id] = len(step.response_ids) // ID_BYTES
+        self._next_index = max(self._next_index, step.step_index + 1)
 
     def _restore_note(self, note: StepNote) -> None:
         for recorded in self._recorded.values():

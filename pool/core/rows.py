@@ -7,12 +7,13 @@ Rules, each tested by name:
   rewritten or a sub-agent speaks, it opens a row of its own.
 * Orphans, Steps marked not trainable and Steps without a token are no targets. Their responses may
   still be part of a later prompt, and are context there.
-* Logprobs are used as recorded, or the trajectory is refused; none is ever made up.
+* Logprobs are used as recorded, or the trajectory is refused; none is ever made up. The same holds
+  for advantages that an environment gave.
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -51,7 +52,8 @@ class Row:
     temperatures: NDArray[np.float32]
     """Temperature at sampling; 1 for ids that were not sampled."""
     advantages: NDArray[np.float32] | None = None
-    """Advantages from the environment; None: the trajectory's advantage holds for all ids."""
+    """Advantages from the environment. NaN: the trajectory's advantage holds for this id; None: it
+    holds for all ids."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -75,17 +77,22 @@ class _OpenRow:
         self.packed = prompt + step.response_ids
         self.targets.append((len(prompt) // ID_BYTES, step))
 
-    def close(self) -> Row:
+    def close(self, advantages: Mapping[str, bytes]) -> Row:
         ids = np.frombuffer(self.packed, "<i4")
+        has_own = any(step.step_id in advantages for _, step in self.targets)
         row = Row(
             ids=ids,
             trainable=np.zeros(len(ids), np.bool_),
             behaviour=np.zeros(len(ids), np.float32),
             versions=np.full(len(ids), -1, np.int32),
             temperatures=np.ones(len(ids), np.float32),
+            advantages=np.full(len(ids), np.nan, np.float32) if has_own else None,
         )
         for first, step in self.targets:
             _fill(row, first, step)
+            if row.advantages is not None and step.step_id in advantages:
+                tokens = slice(first, first + len(step.response_ids) // ID_BYTES)
+                row.advantages[tokens] = np.frombuffer(advantages[step.step_id], "<f4")
         row.trainable[:1] = False
         return row
 
@@ -100,17 +107,8 @@ def build_rows(trajectory: "Trajectory") -> tuple[Row, ...]:
         if not prefixes:
             rows.append(row)
         row.add(prompt, step)
-    closed = [row.close() for row in rows]
-    if trajectory.advantages is not None:
-        closed = [
-            replace(row, advantages=_advantages(trajectory.advantages, row)) for row in closed
-        ]
+    closed = [row.close(trajectory.advantages) for row in rows]
     return tuple(row for row in closed if row.trainable.any())
-
-
-def _advantages(packed: bytes, row: Row) -> NDArray[np.float32]:
-    """The advantages of a row's ids; the row ends with the last sampled id."""
-    return np.frombuffer(packed, "<f4")[: len(row)]
 
 
 def count_target_steps(trajectory: "Trajectory") -> int:
@@ -125,7 +123,11 @@ def find_training_problem(trajectory: "Trajectory") -> str | None:
     targets = list(_targets(trajectory))
     if not targets:
         return _explain_no_targets(trajectory)
-    return next((problem for problem in map(_find_step_problem, targets) if problem), None)
+    problems = (
+        _find_step_problem(step) or _find_advantage_problem(step, trajectory.advantages)
+        for step in targets
+    )
+    return next((problem for problem in problems if problem), None)
 
 
 def _targets(trajectory: "Trajectory") -> "Iterator[Step]":
@@ -158,6 +160,18 @@ def _find_step_problem(step: "Step") -> str | None:
         return f"{name} has a logprob that is not finite"
     if logprobs.max() > HIGHEST_LOGPROB:
         return f"{name} has a logprob of {logprobs.max():.4g}, which no probability has"
+    return None
+
+
+def _find_advantage_problem(step: "Step", advantages: Mapping[str, bytes]) -> str | None:
+    if step.step_id not in advantages:
+        return None
+    values = np.frombuffer(advantages[step.step_id], "<f4")
+    tokens = len(step.response_ids) // ID_BYTES
+    if len(values) not in (1, tokens):
+        return f"step {step.step_id} has {len(values)} advantages for {tokens} tokens"
+    if not np.isfinite(values).all():
+        return f"step {step.step_id} has an advantage that is not finite"
     return None
 
 

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from pool.core.progress import Received
 from pool.core.trajectories import Trajectory
-from schemas import ScoredGroup, Segment, Step, TrajectoryEnd
+from schemas import ScoredGroup, Segment, Step, StepAdvantages, TrajectoryEnd
 
 MASKED = -100
 """The value in a mask of an id that is not trained."""
+ZERO = np.zeros(1, "<f4").tobytes()
 UNKNOWN_WEIGHTS = [Segment(incarnation=0, version=0, first_token=0)]
 """Environments are not told which weights sampled a sequence."""
 
@@ -74,7 +75,7 @@ def trajectories_of(received: Received) -> list[Trajectory]:
 
 def _trajectory(received: Received, sequence: _Sequence, size: int) -> Trajectory:
     group = sequence.group
-    steps = [Received(step, received.partition, received.offset) for step in _steps(sequence)]
+    steps = _steps(sequence)
     end = TrajectoryEnd(
         end_id=sequence.uid,
         trajectory_uid=sequence.uid,
@@ -86,14 +87,14 @@ def _trajectory(received: Received, sequence: _Sequence, size: int) -> Trajector
         reward=group.scores[sequence.number],
         group_size=size,
         created_at=group.created_at,
+        advantages=_advantages(sequence, steps),
     )
     return Trajectory(
-        steps=steps,
+        steps=[Received(step, received.partition, received.offset) for step in steps],
         end=end,
         feedback=[],
         undelivered=frozenset(),
         records=[received],
-        advantages=_advantages(sequence),
     )
 
 
@@ -146,11 +147,17 @@ def _find_problem(sequence: _Sequence, length: int) -> str | None:
     return None
 
 
-def _advantages(sequence: _Sequence) -> bytes | None:
+def _advantages(sequence: _Sequence, steps: list[Step]) -> list[StepAdvantages]:
+    """The advantages of each Step's response, which begins after its full prompt."""
     if sequence.override("set_advantage_to_zero"):
-        return np.zeros(len(sequence.tokens) // 4, "<f4").tobytes()
-    advantages = sequence.floats(sequence.group.advantages)
-    return np.asarray(advantages, "<f4").tobytes() if len(advantages) else None
+        return [StepAdvantages(step_id=step.step_id, values=ZERO) for step in steps]
+    values = np.asarray(sequence.floats(sequence.group.advantages), "<f4").tobytes()
+    spans = ((step, len(step.prompt_ids), len(step.response_ids)) for step in steps)
+    return [
+        StepAdvantages(step_id=step.step_id, values=values[first : first + length])
+        for step, first, length in spans
+        if values
+    ]
 
 
 def _sampling(sequence: _Sequence) -> str:

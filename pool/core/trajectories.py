@@ -70,8 +70,6 @@ class Trajectory:
     undelivered: frozenset[str]
     records: Sequence[Received]
     """All of its records as they were read; the End is last."""
-    advantages: bytes | None = None
-    """Packed float32, one per token, if the environment computed them (`pool.core.scored_groups`)."""
 
     @property
     def uid(self) -> str:
@@ -95,6 +93,12 @@ class Trajectory:
         """The group size that the trajectory states, in its End or else in a Step."""
         sizes = [self.end.group_size, *(step_of(received).group_size for received in self.steps)]
         return next((size for size in sizes if size is not None), None)
+
+    @cached_property
+    def advantages(self) -> dict[str, bytes]:
+        """The advantages that the environment gave, by step_id: packed float32, one for every id of the
+        response or a single one for all of them. Other Steps have the advantage of their group."""
+        return {given.step_id: given.values for given in self.end.advantages}
 
     @property
     def is_scored(self) -> bool:

@@ -20,6 +20,7 @@ from replay.dataset.rows import (
 from replay.export.text import StepTextDecoder
 from schemas import Step
 from schemas.codec import writer_schema_id
+from schemas.packing import ID_BYTES
 
 
 def to_rows(
@@ -138,11 +139,11 @@ def _with_texts(row: StepRow, step: Step, decoder: StepTextDecoder) -> StepTextR
 
 
 def _advantages(trajectory: Trajectory, step: Step) -> bytes | None:
-    """The advantages of the response. A posted Step has its full prompt, so they start after it."""
-    if trajectory.advantages is None:
-        return None
-    first = len(step.prompt_ids)
-    return trajectory.advantages[first : first + len(step.response_ids)]
+    """The advantages that the environment gave the Step, one per id of the response."""
+    given = trajectory.advantages.get(step.step_id)
+    if given is not None and len(given) == ID_BYTES:  # one for all ids
+        return given * (len(step.response_ids) // ID_BYTES)
+    return given
 
 
 def _full_prompt(trajectory: Trajectory, step: Step) -> bytes | None:

@@ -6,7 +6,7 @@ from typing import get_args
 
 from pool.core.prompts import encode_prompt
 from replay.dataset.rows import ExportedTrajectory, StepRow, TrajectoryRow
-from schemas import Feedback, Record, Step, StepNote, TrajectoryEnd
+from schemas import Feedback, Record, Step, StepAdvantages, StepNote, TrajectoryEnd
 from schemas.packing import ID_BYTES
 from schemas.records import Status
 
@@ -28,7 +28,7 @@ def records_of(exported: ExportedTrajectory, run: str | None = None) -> list[Rec
             *_steps(trajectory, steps, run),
             *(_note(trajectory, step, run) for step in steps if not step.delivered),
             *_feedback(trajectory, run),
-            _end(trajectory, len(steps), run),
+            _end(trajectory, steps, run),
         ]
     except ValueError as error:
         raise BadRow(f"trajectory {trajectory.trajectory_uid}: {error}") from error
@@ -128,7 +128,7 @@ def _feedback(trajectory: TrajectoryRow, run: str) -> Iterator[Feedback]:
         )
 
 
-def _end(trajectory: TrajectoryRow, steps: int, run: str) -> TrajectoryEnd:
+def _end(trajectory: TrajectoryRow, steps: Sequence[StepRow], run: str) -> TrajectoryEnd:
     return TrajectoryEnd(
         end_id=trajectory.end_id,
         trajectory_uid=trajectory.trajectory_uid,
@@ -136,7 +136,7 @@ def _end(trajectory: TrajectoryRow, steps: int, run: str) -> TrajectoryEnd:
         run=run,
         channel=trajectory.channel,
         status=trajectory.status,
-        steps=steps,
+        steps=len(steps),
         reward=trajectory.reward,
         reward_expected=trajectory.reward_expected,
         reason=trajectory.reason,
@@ -144,4 +144,9 @@ def _end(trajectory: TrajectoryRow, steps: int, run: str) -> TrajectoryEnd:
         group_size=trajectory.group_size,
         rewards=trajectory.rewards,
         created_at=trajectory.created_at,
+        advantages=[
+            StepAdvantages(step_id=step.step_id, values=step.advantages)
+            for step in steps
+            if step.advantages is not None
+        ],
     )

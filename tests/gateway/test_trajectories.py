@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from schemas.packing import unpack_logprobs
 from tests.gateway.client import (
     HELLO,
     asked,
@@ -249,6 +250,31 @@ def test_complete_is_an_end_with_the_number_of_steps(
     assert (end.steps, end.reward, end.status) == (2, 0.5, "truncated")
     assert (end.reason, end.reward_expected) == ("long", True)
     assert registrations(gateway, uid)[-1].status == "truncated"
+
+
+def test_complete_takes_advantages_by_the_ids_of_answers(
+    gateway: RunningGateway, uid: str, prompt_uid: str
+) -> None:
+    first, second = (chat(gateway, uid, prompt_uid).body["id"] for _ in range(2))
+    path = f"/{uid}/{prompt_uid}/v1/complete_trajectory"
+    tokens = len(steps(gateway, uid)[0].response_ids) // 4
+    wrongs: list[dict[str, Any]] = [
+        {first: [1.0] * (tokens + 1)},
+        {first: []},
+        {"chatcmpl-no": 1.0},
+    ]
+    for wrong in wrongs:
+        reply = gateway.post(path, {"reward": 1, "advantages": wrong})
+        assert reply.status == 422 and error(reply)["param"] == "advantages"
+    values = [float(n) for n in range(tokens)]
+    body = {"reward": 1, "advantages": {first: values, second: -0.5}}
+    assert [gateway.post(path, body).status for _ in range(2)] == [200, 200]
+    (end,) = ends(gateway, uid)
+    given = [(one.step_id, unpack_logprobs(one.values).tolist()) for one in end.advantages]
+    assert given == [
+        (first.removeprefix("chatcmpl-"), values),
+        (second.removeprefix("chatcmpl-"), [-0.5]),
+    ]
 
 
 @pytest.mark.parametrize(

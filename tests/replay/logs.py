@@ -11,13 +11,14 @@ from pool.core.trajectories import annotate
 from pool.topics import REWARDED, STEPS
 from replay.export.command import export
 from replay.settings import DatasetExportSettings
-from schemas import Position, Record, Reward, ScoredGroup
-from schemas.packing import pack_doubles, pack_ids
+from schemas import Position, Record, Reward, ScoredGroup, StepAdvantages
+from schemas.packing import pack_doubles, pack_ids, pack_logprobs
 from tests.pool.log import write
 from tests.pool.records import end, feedback, note, step
 from tests.pool.topic_content import conversation
 
 POSITIONS = ("topic", "partition", "offset", "source_offset", "schema")
+ADVANTAGE = StepAdvantages(step_id="r-1", values=pack_logprobs([0.5]))
 STEP_POSITIONS = ("step_offset", "step_source_offset", "step_schema")
 
 
@@ -33,7 +34,7 @@ def fill(connection: Connection) -> None:
         step("r-1", "r", "q", request_hash=b"same", index=1, conversation=b"\x01", tenant="acme"),
         msgspec.structs.replace(note("r-0", delivered=False, trajectory="r"), prompt_uid="q"),
         feedback(0.25, "r", "q"),
-        end("r", "q", steps=2, reward=1.0, channel="val"),
+        end("r", "q", steps=2, reward=1.0, channel="val", advantages=[ADVANTAGE]),
         end("empty", "q", steps=0, status="failed", reason="no engine"),
         step("hole-0", "hole", "q"),
         end("hole", "q", steps=2),

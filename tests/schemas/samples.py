@@ -17,6 +17,7 @@ from schemas import (
     Segment,
     SkippedRange,
     Step,
+    StepAdvantages,
     StepNote,
     TrajectoryEnd,
 )
@@ -78,6 +79,7 @@ FULL: list[Record] = [
         ],
         created_at=1,
         source=SOURCE,
+        advantages=[StepAdvantages(step_id="step-1", values=pack_logprobs([0.5, -0.5]))],
     ),
     Feedback(
         feedback_id="feedback-1",

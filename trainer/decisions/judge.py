@@ -49,7 +49,7 @@ class Judge:
         if decided.verdict != "train":
             return decided
         trained = [m.trajectory_uid for m in decided.members if m.verdict == "train"]
-        if any(group.members[uid].advantages is not None for uid in trained):
+        if any(group.members[uid].advantages for uid in trained):
             return decided  # the environment supplied the advantages itself
         rewards = [self._reward(group, group.members[uid]) for uid in trained]
         if max(rewards) - min(rewards) > EQUAL_REWARDS:

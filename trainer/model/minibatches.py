@@ -148,5 +148,7 @@ def _token_advantages(rows: "Sequence[Row]", by_row: Any, counts: Sequence[int])
     ends = np.cumsum(counts)
     for row, end, count in zip(rows, ends, counts, strict=True):
         if row.advantages is not None:
-            advantages[end - count : end] = row.advantages[row.trainable]
+            own = row.advantages[row.trainable]
+            tokens = slice(end - count, end)
+            advantages[tokens] = np.where(np.isnan(own), advantages[tokens], own)
     return advantages

@@ -1,6 +1,6 @@
 """What a backend does, and the values that go to it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -19,6 +19,9 @@ class Ending(NamedTuple):
     reward: float | None = None
     reason: str | None = None
     channel: str | None = None
+    advantages: Mapping[str, Sequence[float]] | None = None
+    """By the ids of answers: one for every generated token, or a single one for all of them. They take
+    the place of the advantages that the trainer computes from rewards."""
 
     def body(self) -> Json:
         values = self._asdict() | {"reason": self.reason and self.reason[:LONGEST_REASON]}

@@ -5,9 +5,11 @@ logprobs, which never pass through here.
 """
 
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import httpx2
@@ -17,6 +19,8 @@ from steplog.environment.backends.transcript import (
     parse_events,
     transcribe,
 )
+
+log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, StopIteration)
@@ -119,7 +123,17 @@ def _read_call(
         transcript = transcribe(request.url.path, json.loads(request.content), answer)
     except MALFORMED:
         return None
+    if is_stream and not transcript.tokens:
+        _warn_about_missing_counts()
     return Call(**transcript._asdict(), seconds=seconds)
+
+
+@cache
+def _warn_about_missing_counts() -> None:
+    log.warning(
+        "A streamed answer came without token counts, so rollout.tokens and --max-token-length do not "
+        'include it. Call with stream_options={"include_usage": True} to get them.'
+    )
 
 
 def conversations(calls: Sequence[Call]) -> list[list[Json]]:

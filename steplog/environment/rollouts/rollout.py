@@ -11,7 +11,7 @@ trajectories; the old ones are closed in a separate channel and take no place in
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
@@ -57,6 +57,8 @@ class Agent:
     name: str
     trajectory: OpenTrajectory
     reward: float | None = None
+    advantages: dict[str, list[float]] = field(default_factory=dict)
+    """By the ids of answers; see `Rollout.set_advantages`."""
 
     @property
     def client(self) -> AsyncOpenAI:
@@ -184,6 +186,16 @@ class Rollout:
         speaker = self.agent(agent) if agent else self._first
         await self.context.backend.rate(speaker.trajectory.base_url, answer.id, reward)
 
+    def set_advantages(
+        self, answer: Any, values: float | Iterable[float], agent: str | None = None
+    ) -> None:
+        """Set the advantages of the tokens of this answer: one number for all of them, or one for each
+        (`answer.usage.completion_tokens` in all; with `logprobs=True` the answer lists them). They take
+        the place of those that the trainer computes from rewards, for this answer only."""
+        speaker = self.agent(agent) if agent else self._first
+        numbers = [values] if isinstance(values, int | float) else list(values)
+        speaker.advantages[answer.id] = [float(number) for number in numbers]
+
     def fail(self, reason: str, status: Status = "failed") -> None:
         self.status, self.reason, self.reward = status, reason, None
 
@@ -199,7 +211,12 @@ class Rollout:
     def endings(self) -> dict[str, Ending]:
         """How each of its trajectories ends, by base URL."""
         endings = {
-            agent.trajectory.base_url: Ending(self.status, agent.reward, self.reason)
+            agent.trajectory.base_url: Ending(
+                self.status,
+                agent.reward,
+                self.reason,
+                advantages=(self.is_usable and agent.advantages) or None,
+            )
             for agent in self.agents.values()
         }
         abandoned = Ending("cancelled", reason="started over after an outage", channel=RETRIED)
@@ -292,6 +309,22 @@ class Rollout:
             if not math.isfinite(agent.reward):
                 self.fail(f"the reward of {agent.name} is {agent.reward}, not a finite number")
                 return
+        problems = filter(None, map(_find_advantage_problem, self.agents.values()))
+        if self.is_usable and (problem := next(problems, None)):
+            self.fail(problem)
+
+
+def _find_advantage_problem(agent: Agent) -> str | None:
+    """Why the trainer could not use the advantages; the gateway would refuse them."""
+    tokens = {call.answer_id: call.tokens for call in agent.trajectory.calls}
+    for answer_id, values in agent.advantages.items():
+        if answer_id not in tokens:
+            return f"advantages were set for {answer_id!r}, which is no answer to {agent.name}"
+        if len(values) not in (1, tokens[answer_id]):
+            return f"{len(values)} advantages were set for an answer of {tokens[answer_id]} tokens"
+        if not all(map(math.isfinite, values)):
+            return "an advantage is not a finite number"
+    return None
 
 
 def _has_only_outages(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from pool.core.rows import Row, build_rows, find_training_problem
 from pool.core.trajectories import Trajectory
-from schemas import Record, Segment, Step
+from schemas import Record, Segment, Step, StepAdvantages
 from schemas.packing import pack_logprobs
 from tests.pool.records import child, end, note, sampled, step, trajectory_of
 from trainer.data.sample import Sample
@@ -184,3 +184,33 @@ def test_a_trajectory_without_targets_says_why() -> None:
 def test_what_is_wrong_with_the_trajectory_comes_first() -> None:
     found = trajectory_of(step("a"), end(steps=2))
     assert find_training_problem(found) == "its End counts 2 Steps, and 1 are in the log"
+
+
+def given(step_id: str, *values: float) -> StepAdvantages:
+    return StepAdvantages(step_id=step_id, values=pack_logprobs(values))
+
+
+def test_advantages_that_an_environment_gave_hold_for_the_tokens_of_their_step() -> None:
+    records = (
+        step("a", ids=[1], response=[2, 3]),
+        step("b", index=1, ids=[1, 2, 3, 9], response=[4, 5]),
+        step("c", index=2, ids=[1, 2, 3, 9, 4, 5], response=[6]),
+    )
+    advantages = [given("a", 0.5, -0.5), given("b", 2.0)]
+    (row,) = build_rows(trajectory_of(*records, end(steps=3, advantages=advantages)))
+    assert row.advantages is not None
+    assert row.advantages[row.trainable][:4].tolist() == [0.5, -0.5, 2.0, 2.0], "one for all"
+    assert math.isnan(row.advantages[-1]), "the last Step has its trajectory's"
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ((1.0, 2.0, 3.0), "step a has 3 advantages for 2 tokens"),
+        ((), "step a has 0 advantages for 2 tokens"),
+        ((1.0, math.inf), "step a has an advantage that is not finite"),
+    ],
+)
+def test_advantages_that_do_not_fit_are_refused(values: tuple[float, ...], sentence: str) -> None:
+    made = trajectory_of(step("a", response=[2, 3]), end(advantages=[given("a", *values)]))
+    assert find_training_problem(made) == sentence

@@ -38,7 +38,7 @@ class Few(Many):
 
 
 def settings(url: str, **given: object) -> EnvironmentSettings:
-    return EnvironmentSettings(url=url, group_size=1, dir=FOLDER, **given)  # type: ignore[arg-type]
+    return EnvironmentSettings(url=url, group_size=1, dir=FOLDER, **given)
 
 
 @contextmanager

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from steplog import Environment, EnvironmentFailed, EnvironmentSettings, Rollout, process
+from schemas.packing import unpack_logprobs
+from steplog import Environment, EnvironmentFailed, EnvironmentSettings, Rollout, process, serve
+from tests.gateway.running import RunningGateway
 from tests.steplog.environment.environments import say
 from tests.steplog.environment.openai_server import running_server
-from tests.steplog.environment.recorded_log import lines
+from tests.steplog.environment.recorded_log import RecordedLog, lines, prompts
 
 
 class Plain(Environment[int]):
@@ -113,5 +115,79 @@ def test_a_judge_that_was_not_given_is_named() -> None:
         async def score(self, *_: Any) -> None:
             assert self.judge
 
-    with pytest.raises(EnvironmentFailed, match="self.judge needs --judge-url"):
+    with pytest.raises(EnvironmentFailed, match=r"self\.judge needs --judge-url"):
         processed(Judged)
+
+
+class Credited(Plain):
+    """Every second token is worth something; a second answer as a whole."""
+
+    async def collect_trajectory(self, _: int, rollout: Rollout) -> float:
+        question: Any = [{"role": "user", "content": "hello"}]
+        first, second = [
+            await rollout.client.chat.completions.create(model=rollout.model, messages=question)
+            for _ in range(2)
+        ]
+        assert first.usage is not None
+        rollout.set_advantages(first, [n % 2 for n in range(first.usage.completion_tokens)])
+        rollout.set_advantages(second, -1.0)
+        return 1.0
+
+
+@pytest.mark.broker
+def test_advantages_of_tokens_and_of_answers_go_into_the_log(gateway: RunningGateway) -> None:
+    chosen = EnvironmentSettings(
+        gateway=gateway.url, dir=Path("kept"), jsonl=True, group_size=2, groups=1
+    )
+    asyncio.run(serve(Credited(chosen)))
+    log = RecordedLog(gateway.connection, prompts(Path("kept/rollouts.jsonl")))
+    ((_, members),) = log.complete_groups(2).items()
+    for member in members:
+        first, second = sorted(member.steps, key=lambda step: step.step_index)
+        given = {one.step_id: list(unpack_logprobs(one.values)) for one in member.end.advantages}
+        tokens = len(first.response_ids) // 4
+        assert given == {
+            first.step_id: [float(n % 2) for n in range(tokens)],
+            second.step_id: [-1.0],
+        }
+
+
+def test_advantages_that_do_not_fit_fail_their_rollout() -> None:
+    class Miscounted(Plain):
+        async def collect_trajectory(self, _: int, rollout: Rollout) -> float:
+            question: Any = [{"role": "user", "content": "hello"}]
+            answer = await rollout.client.chat.completions.create(model="any", messages=question)
+            rollout.set_advantages(answer, [0.5] * 4)
+            return 1.0
+
+    told = processed(Miscounted, ["four", "three"])
+    found = {rollout["tokens"]: rollout["reason"] for rollout in told}
+    assert found == {4: None, 5: "4 advantages were set for an answer of 5 tokens"}
+
+
+class Streamed(Plain):
+    """Only odd items ask for the usage."""
+
+    async def collect_trajectory(self, item: int, rollout: Rollout) -> float:
+        options: Any = {"stream_options": {"include_usage": True}} if item % 2 else {}
+        question: Any = [{"role": "user", "content": "hello"}]
+        stream: Any = await rollout.client.chat.completions.create(
+            model=rollout.model, messages=question, stream=True, **options
+        )
+        async for _ in stream:
+            pass
+        return 1.0
+
+
+@pytest.mark.broker
+def test_a_streamed_answer_is_counted_or_its_author_is_warned(
+    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = EnvironmentSettings(
+        gateway=gateway.url, dir=Path("kept"), jsonl=True, group_size=1, groups=4, workers=1
+    )
+    asyncio.run(serve(Streamed(chosen)))
+    told = [line["rollouts"][0]["tokens"] > 0 for line in lines(Path("kept/rollouts.jsonl"))]
+    assert told == [False, True, False, True]
+    warnings = [record for record in caplog.messages if "include_usage" in record]
+    assert len(warnings) == 1, "once, not per answer"
