@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 READY := $(VENV)/.ready
 # More workers than cores: they mostly wait for Kafka.
-LIGHT_TESTS = $(BIN)/pytest -m 'not heavy and not slow and not proof' -n 4
+LIGHT_TESTS = $(BIN)/pytest -m 'not heavy and not slow and not proof' -n 6
 
 .PHONY: check setup setup-cpu demo docs lint test test-slow proof bench clean
 
