@@ -7,9 +7,14 @@
     ├── Conflict         409  the trajectory is already completed
     ├── TooLarge         413  a limit on sizes
     ├── Unprocessable    422  well formed, but contradicts itself or the log
-    ├── TooMany          429  a limit on numbers, or admission; has Retry-After
     ├── EngineFailed     502  no engine returned a usable answer
-    └── Unavailable      503  Kafka or the engines are unavailable; has Retry-After
+    ├── NotConfigured    503  the gateway runs without what the route needs
+    └── RetryLater            ends by itself; has Retry-After
+        ├── TooMany      429  a limit on numbers, or admission
+        └── Unavailable  503  Kafka or the engines are unavailable
+
+A request that would fail again carries `x-should-retry: false`, which the OpenAI and Anthropic clients
+obey; without it they would retry a 409 for as long as they retry anything.
 
 Nothing is recorded for a request that ends in one of these, with one unavoidable exception: when
 Kafka's acknowledgement is lost, the Step may be in the log although its client got a 503."""
@@ -19,10 +24,12 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from gateway.waits import retry_seconds
+
 T = TypeVar("T")
 
-RETRY_AFTER = 2
-"""Seconds, for the Retry-After header: brokers and engines restart in about that time."""
+RESTART_S = 2.0
+"""Seconds that a client waits if nothing better is known: a process restarts in about that time."""
 
 
 class ApiError(Exception):
@@ -30,7 +37,8 @@ class ApiError(Exception):
 
     status: ClassVar[int] = 500
     kind: ClassVar[str] = "server_error"
-    retry_after: int | None = None
+    is_final: ClassVar[bool] = False
+    """Whether the same request would fail again."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -38,9 +46,7 @@ class ApiError(Exception):
         self.code = code
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        if self.retry_after is None:
-            return []
-        return [(b"retry-after", str(self.retry_after).encode())]
+        return [(b"x-should-retry", b"false")] if self.is_final else []
 
     def body(self) -> dict[str, Any]:
         fields = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
@@ -50,46 +56,66 @@ class ApiError(Exception):
 class BadRequest(ApiError):
     status = 400
     kind = "invalid_request_error"
+    is_final = True
 
 
 class Unauthorized(ApiError):
     status = 401
     kind = "authentication_error"
+    is_final = True
 
 
 class NotFound(ApiError):
     status = 404
     kind = "not_found_error"
+    is_final = True
 
 
 class Conflict(ApiError):
     status = 409
     kind = "invalid_request_error"
+    is_final = True
 
 
 class TooLarge(ApiError):
     status = 413
     kind = "invalid_request_error"
+    is_final = True
 
 
 class Unprocessable(ApiError):
     status = 422
     kind = "invalid_request_error"
+    is_final = True
 
 
-class TooMany(ApiError):
+class RetryLater(ApiError):
+    """An error that ends by itself. `wait_s`: about how long that takes."""
+
+    def __init__(self, message: str, *, wait_s: float = RESTART_S, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_seconds(wait_s)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"retry-after", str(self.retry_after).encode())]
+
+
+class TooMany(RetryLater):
     status = 429
     kind = "rate_limit_error"
-    retry_after = RETRY_AFTER
 
 
 class EngineFailed(ApiError):
     status = 502
 
 
-class Unavailable(ApiError):
+class Unavailable(RetryLater):
     status = 503
-    retry_after = RETRY_AFTER
+
+
+class NotConfigured(ApiError):
+    status = 503
+    is_final = True
 
 
 def bad_body(error: msgspec.ValidationError | msgspec.DecodeError) -> BadRequest:

@@ -82,7 +82,8 @@ class EngineRouter:
         except TimeoutError:
             raise Unavailable(
                 f"No engine became usable within {self._wait_s:g} s. Retry the request; GET /ready "
-                "says what the gateway is waiting for."
+                "says what the gateway is waiting for.",
+                wait_s=POLL_EVERY_S,  # then it waits here again, and goes on as soon as one is usable
             ) from None
         return engine
 

@@ -13,6 +13,7 @@ from gateway import metrics
 from gateway.errors import ApiError, TooMany, Unavailable
 from gateway.http.exchange import Exchange
 from gateway.http.keys import SEPARATOR, Keys, api_key
+from gateway.waits import EventPace
 from servicekit import tracing
 from servicekit.errors import BrokerUnavailable
 
@@ -36,6 +37,8 @@ class RequestLimit:
         self._keys = keys
         self._max_requests = max_requests
         self._running: Counter[str] = Counter()
+        self._paces: dict[str, EventPace] = {}
+        """How fast the requests of callers end that have met the limit."""
 
     def enter(self, exchange: Exchange) -> str:
         """Counts a request; returns its caller, to be passed to `leave`."""
@@ -45,15 +48,20 @@ class RequestLimit:
 
     def check(self, caller: str) -> None:
         if self._running[caller] > self._max_requests:
+            pace = self._paces.setdefault(caller, EventPace())
             raise TooMany(
                 f"Too many concurrent requests (limit {self._max_requests}). Retry when some of them "
-                "have finished."
+                "have finished.",
+                wait_s=pace.expected_wait(time.monotonic()),
             )
 
     def leave(self, caller: str) -> None:
+        if caller in self._paces and self._running[caller] <= self._max_requests:
+            self._paces[caller].record(time.monotonic())
         self._running[caller] -= 1
         if not self._running[caller]:
             del self._running[caller]
+            self._paces.pop(caller, None)
 
     def _caller(self, exchange: Exchange) -> str:
         """The tenant of a signed URL, or the API key; everybody else counts together. A forged

@@ -1,5 +1,7 @@
 """The running parts of the gateway that routes use, and whether they are ready."""
 
+import time
+
 from gateway.calls.call import CallContext
 from gateway.calls.generation import Generator
 from gateway.calls.submission import Submission
@@ -77,10 +79,14 @@ class GatewayState:
         self.keys = keys
         self.parts: GatewayParts | None = None
         self.starting_reason = "it is starting"
+        self._created = time.monotonic()
 
     def require_parts(self) -> GatewayParts:
         if self.parts is None:
-            raise Unavailable(f"The gateway is not ready yet: {self.starting_reason}. Retry later.")
+            raise Unavailable(
+                f"The gateway is not ready yet: {self.starting_reason}. Retry later.",
+                wait_s=time.monotonic() - self._created,
+            )
         return self.parts
 
 

@@ -15,7 +15,7 @@ from gateway.dialects.generate import (
     token_level_answer,
 )
 from gateway.engines.engine import ENGINE_ERRORS
-from gateway.errors import BadRequest, EngineFailed, Unavailable, Unprocessable
+from gateway.errors import BadRequest, EngineFailed, NotConfigured, Unprocessable
 from gateway.http.exchange import Exchange
 from gateway.routes.llm_calls import cap_response_tokens
 from gateway.routes.parts import GatewayParts, GatewayState, prompt_scope
@@ -88,7 +88,7 @@ async def compute_reward(state: GatewayState, exchange: Exchange) -> None:
     parts.tenant(exchange)
     body = await exchange.body()
     if parts.settings.reward is None:
-        raise Unavailable("No reward worker is configured. Start the gateway with --reward URL.")
+        raise NotConfigured("No reward worker is configured. Start the gateway with --reward URL.")
     url = f"{parts.settings.reward.rstrip('/')}/compute_reward"
     await exchange.reply(200, await _post_reward(parts.engines.session, url, body))
 

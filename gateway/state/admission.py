@@ -8,8 +8,10 @@ The count is a fold of the topics `trajectories` and `ledger`: every gateway pro
 and a restart rebuilds it. Groups that this process has just admitted count before the log has them.
 """
 
+import time
 from collections.abc import Iterable
 
+from gateway.waits import EventPace
 from pool.core.groups import required_members
 from schemas import Decision, Record, Registration
 
@@ -30,6 +32,7 @@ class Admission:
         self._prompts: dict[str, str] = {}
         self._counted: set[str] = set()
         self._expected: dict[str, str] = {}
+        self._decisions = EventPace()
 
     @property
     def groups_in_flight(self) -> int:
@@ -44,6 +47,10 @@ class Admission:
         if self._limit is None or prompt_uid in self._groups:
             return True
         return prompt_uid in self._expected.values() or self.groups_in_flight < self._limit
+
+    def expected_wait(self) -> float:
+        """Seconds until the trainer decides groups again, judging by its last decisions."""
+        return self._decisions.expected_wait(time.time())
 
     def expect(self, uid: str, prompt_uid: str) -> None:
         """Counts a trajectory whose registration is being written."""
@@ -78,6 +85,8 @@ class Admission:
         self._recount(record.prompt_uid)
 
     def _decide(self, decision: Decision) -> None:
+        if decision.groups:
+            self._decisions.record(decision.created_at / 1000)
         for group in decision.groups:
             ended = self._groups.get(group.prompt_uid, {}).values()
             self._remove_all([r.trajectory_uid for r in ended if r.status is not None])

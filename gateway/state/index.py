@@ -4,11 +4,13 @@ Open ones are kept with their registration, closed ones with just enough to find
 """
 
 import hashlib
+import time
 from collections import Counter, OrderedDict
 from typing import NamedTuple
 
 import msgspec
 
+from gateway.waits import EventPace
 from schemas import Position, Registration
 
 REMEMBERED_CLOSED = 500_000
@@ -32,6 +34,8 @@ class TrajectoryIndex:
         self._open: dict[str, Registration] = {}
         self._open_by_tenant: Counter[str] = Counter()
         self._closed: OrderedDict[bytes, ClosedTrajectory] = OrderedDict()
+        self._closing_paces: dict[str, EventPace] = {}
+        """How fast the trajectories of tenants close that have met the limit on open ones."""
 
     def open_registration(self, uid: str) -> Registration | None:
         return self._open.get(uid)
@@ -41,6 +45,11 @@ class TrajectoryIndex:
 
     def open_count(self, tenant: str) -> int:
         return self._open_by_tenant[tenant]
+
+    def expected_wait(self, tenant: str) -> float:
+        """Seconds until one of the tenant's trajectories closes, judging by the last ones."""
+        pace = self._closing_paces.setdefault(tenant, EventPace())
+        return pace.expected_wait(time.monotonic())
 
     def merge(self, record: Registration) -> Registration:
         """Adds a registration that another process may have written; returns what now holds."""
@@ -59,6 +68,8 @@ class TrajectoryIndex:
             self._open[uid] = record
             self._open_by_tenant[record.tenant] += 1
             return
+        if record.tenant in self._closing_paces:
+            self._closing_paces[record.tenant].record(time.monotonic())
         self._closed[_digest(uid)] = ClosedTrajectory(record.begins, record.tenant)
         while len(self._closed) > REMEMBERED_CLOSED:
             self._closed.popitem(last=False)

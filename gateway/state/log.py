@@ -61,13 +61,19 @@ class StepsLog:
         """Refuses a call whose Step could not be written now."""
         if self.is_stalled():
             raise Unavailable(
-                "Kafka is not acknowledging records at the moment. Retry the request."
+                "Kafka is not acknowledging records at the moment. Retry the request.",
+                wait_s=self._outage_s(),
             )
 
     def is_stalled(self) -> bool:
         now = self._loop.time()
         oldest = next(iter(self._pending.values()), now)
         return now - oldest > STALLED_AFTER_S or now - self._last_response > SILENT_AFTER_S
+
+    def _outage_s(self) -> float:
+        """How long the broker has not responded. It is expected to take as long again."""
+        now = self._loop.time()
+        return now - min(self._last_response, *self._pending.values(), now)
 
     async def write(self, record: StepsRecord) -> Position:
         """Appends to `steps`; returns the record's position once Kafka has acknowledged it."""
@@ -113,7 +119,8 @@ class StepsLog:
         except BrokerUnavailable as error:
             metrics.publish_failures.labels("unavailable").inc()
             raise Unavailable(
-                f"The record was not acknowledged by Kafka: {error}. Retry the request."
+                f"The record was not acknowledged by Kafka: {error}. Retry the request.",
+                wait_s=self._outage_s(),
             ) from error
         except Fatal:
             metrics.publish_failures.labels("fatal").inc()
@@ -168,7 +175,8 @@ class StepsLog:
         except TimeoutError:
             raise Unavailable(
                 f"Kafka sent no records for {READ_TIMEOUT_S:g} s while the trajectory was read back. "
-                "Retry the request."
+                "Retry the request.",
+                wait_s=READ_TIMEOUT_S,
             ) from None
         return records
 

@@ -87,6 +87,7 @@ class Registrar:
                 f"Too many groups in flight (limit {self._admission.limit}). Retry this prompt after "
                 "the trainer has decided one of them.",
                 code="too_many_groups",
+                wait_s=self._admission.expected_wait(),
             )
         self._admission.expect(uid, prompt_uid)
 
@@ -94,7 +95,8 @@ class Registrar:
         limit = self._rules.max_open_trajectories
         if self._index.open_count(tenant) >= limit:
             raise TooMany(
-                f"Too many open trajectories (limit {limit}). Complete some of them, then retry."
+                f"Too many open trajectories (limit {limit}). Complete some of them, then retry.",
+                wait_s=self._index.expected_wait(tenant),
             )
 
     async def ensure_registered(self, trajectory: TrajectoryState) -> None:
@@ -191,7 +193,8 @@ class Registrar:
                 await following
         except TimeoutError:
             raise Unavailable(
-                f"Kafka did not answer within {FOLLOW_TIMEOUT_S:g} s. Retry the request."
+                f"Kafka did not answer within {FOLLOW_TIMEOUT_S:g} s. Retry the request.",
+                wait_s=FOLLOW_TIMEOUT_S,
             ) from None
 
     @property

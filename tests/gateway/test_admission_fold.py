@@ -21,7 +21,7 @@ def closed(uid: str, prompt: str = "p", status: Any = "completed", **fields: Any
     return registered(uid, prompt, status=status, **fields)
 
 
-def decided(*uids: str, prompt: str = "p") -> Decision:
+def decided(*uids: str, prompt: str = "p", created_at: int = 0) -> Decision:
     members = [Member(trajectory_uid=uid, verdict="train") for uid in uids]
     group = DecidedGroup(
         prompt_uid=prompt,
@@ -31,12 +31,16 @@ def decided(*uids: str, prompt: str = "p") -> Decision:
         verdict="train",
         members=members,
     )
-    return Decision(run="r", incarnation=1, sequence=next(COUNT), groups=[group])
+    return Decision(
+        run="r", incarnation=1, sequence=next(COUNT), groups=[group], created_at=created_at
+    )
 
 
-def left_over(*uids: str) -> Decision:
+def left_over(*uids: str, created_at: int = 0) -> Decision:
     others = [Member(trajectory_uid=uid, verdict="late") for uid in uids]
-    return Decision(run="r", incarnation=1, sequence=next(COUNT), others=others)
+    return Decision(
+        run="r", incarnation=1, sequence=next(COUNT), others=others, created_at=created_at
+    )
 
 
 def fold(*records: Record, limit: int | None = 2, size: int = 2, share: float = 0.5) -> Admission:
