@@ -50,6 +50,10 @@ not_trainable = Counter(
     "gateway_not_trainable_steps",
     "Steps whose logprobs cannot be trained on, because of sampling settings or missing logprobs",
 )
+omitted_attachments = Counter(
+    "gateway_omitted_attachments",
+    "Images and files in tool results that a short text replaced, in every request that has them",
+)
 retries_served = Counter(
     "gateway_retries_served", "Retries that needed no new call, by how they were served", ["how"]
 )

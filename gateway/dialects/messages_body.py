@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.dialects.attachments import omitted_text
 from gateway.dialects.request import Message, Tool
 from gateway.dialects.sampling import SamplingBody
 from gateway.errors import BadRequest
@@ -28,12 +29,16 @@ class Text(msgspec.Struct, tag="text"):
     text: str
 
 
+class Source(msgspec.Struct):
+    media_type: str | None = None
+
+
 class Image(msgspec.Struct, tag="image"):
-    pass
+    source: Source | None = None
 
 
 class Document(msgspec.Struct, tag="document"):
-    pass
+    source: Source | None = None
 
 
 class ToolReference(msgspec.Struct, tag="tool_reference"):
@@ -168,29 +173,30 @@ def _user_messages(role: str, blocks: list[Block], at: int) -> Iterator[Message]
             case Text():
                 texts.append(block.text)
             case ToolResult():
-                yield _result(block, at)
+                yield _result(block)
             case _:
                 raise _unsupported(block, f"messages[{at}] of the {role}")
     if texts or not blocks:
         yield {"role": role, "content": "\n".join(texts)}
 
 
-def _result(block: ToolResult, at: int) -> Message:
+def _result(block: ToolResult) -> Message:
     parts = [Text(block.content)] if isinstance(block.content, str) else block.content or []
-    text = "\n".join(_result_text(part, at) for part in parts)
+    text = "\n".join(map(_result_text, parts))
     # Chat templates have no field for the flag, but the model should see it.
     content = f"Error: {text}" if block.is_error else text
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
-def _result_text(part: Text | Image | Document | ToolReference, at: int) -> str:
+def _result_text(part: Text | Image | Document | ToolReference) -> str:
     match part:
         case Text():
             return part.text
         case ToolReference():
             return part.tool_name
-        case _:
-            raise _unsupported(part, f"A tool_result of messages[{at}]")
+        case Image() | Document():
+            kind = "image" if isinstance(part, Image) else "document"
+            return omitted_text(kind, part.source and part.source.media_type)
 
 
 def _unsupported(block: msgspec.Struct, location: str) -> BadRequest:

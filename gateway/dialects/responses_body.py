@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.dialects.attachments import KINDS, omitted_text
 from gateway.dialects.request import Message, Tool
 from gateway.dialects.sampling import Positive, SamplingBody
 from gateway.errors import BadRequest, decoded
@@ -33,6 +34,8 @@ class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    file_data: str | None = None
 
 
 class MessageItem(msgspec.Struct, tag="message"):
@@ -145,7 +148,7 @@ def _add(messages: list[Message], item: Item, at: int) -> None:
         case MessageItem():
             _add_non_assistant(messages, item.role, "\n".join(_texts(item.content, at)))
         case FunctionOutput():
-            content = "\n".join(_texts(item.output, at))
+            content = "\n".join(_output_texts(item.output, at))
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
 
 
@@ -174,6 +177,15 @@ def _texts(content: str | list[ContentPart], at: int) -> Iterator[str]:
                 param="input",
             )
         yield part.text or part.refusal or ""
+
+
+def _output_texts(output: str | list[ContentPart], at: int) -> Iterator[str]:
+    """The texts of a tool's result, and what stands for its images and files."""
+    for part in [ContentPart("text", output)] if isinstance(output, str) else output:
+        if part.type in KINDS:
+            yield omitted_text(part.type, part.image_url or part.file_data)
+        else:
+            yield from _texts([part], at)
 
 
 def _call(item: FunctionCall | CustomCall) -> dict[str, Any]:

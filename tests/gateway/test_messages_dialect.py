@@ -223,12 +223,6 @@ def test_a_body_that_cannot_be_served_is_told_so(wrong: dict[str, Any]) -> None:
     assert str(told.value)
 
 
-def test_a_picture_in_a_result_is_told_so() -> None:
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [PICTURE]}
-    with pytest.raises(BadRequest, match="image"):
-        parsed(messages=[{"role": "user", "content": [result]}])
-
-
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"model":"\xff"}', b'{"tools":' + b"[" * 5000])
 def test_bytes_that_are_no_body_are_told_so(body: bytes) -> None:
     with pytest.raises(BadRequest):
