@@ -53,6 +53,7 @@ class HashChain:
                     request.prompt,
                     request.sampling,
                     request.tool_choice,
+                    request.single_tool_call,
                     request.model,
                     request.stream,
                     request.include_usage,

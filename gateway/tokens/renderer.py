@@ -22,6 +22,7 @@ from tokenizers.decoders import DecodeStream
 from gateway.dialects.request import Message, Request
 from gateway.errors import BadRequest
 from gateway.tokens.encoder import Encoder
+from gateway.tokens.late_system_turns import choose_rendering
 from gateway.tokens.parser_context import parser_context
 from gateway.tokens.prompts import Prompt, PromptCache
 from servicekit.errors import Fatal
@@ -52,6 +53,7 @@ class Renderer:
         parameters = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved_names = parameters.keys() - {"documents"}
         self._marker = f"marker{secrets.token_hex(8)}"
+        self._adapt = choose_rendering(lambda messages: self._apply_template(messages, Request()))
         self.fingerprint = fingerprint(self._backend)
 
     @classmethod
@@ -130,6 +132,9 @@ class Renderer:
                 "of the chat template can be set.",
                 param="chat_template_kwargs",
             )
+        return self._apply_template(self._adapt(messages), request)
+
+    def _apply_template(self, messages: Sequence[Message], request: Request) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 messages,
