@@ -67,7 +67,9 @@ def choose_rendering(render: Callable[[Sequence[Message]], str]) -> Adapt:
         if -1 not in places and places == sorted(places):
             if adapt is not keep_turns:
                 log.info(
-                    "The chat template accepts only a leading system turn; others are the user's."
+                    "The chat template accepts only a leading system turn. Later ones are rendered as "
+                    "user turns that begin with %s.",
+                    MARK,
                 )
             return adapt
     return keep_turns
