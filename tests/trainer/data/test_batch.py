@@ -5,17 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from pool.core.groups import Group
-from schemas import DecidedGroup, Decision, Record, StepAdvantages
-from schemas.packing import pack_logprobs
+from schemas import DecidedGroup, Decision, Record
 from tests.pool.records import end, group_of, sampled, step
 from trainer.algorithm.settings import LossSettings
 from trainer.data.batch import AgeLimits, Batch, groups_of_rank, make_batch
 from trainer.data.batch_metrics import batch_metrics
-from trainer.model.minibatches import BatchSplitter
-from trainer.model.sharding import Ranks
 
 LIMITS = AgeLimits("run", max_age=2, masks_stale=False)
 
@@ -103,19 +99,3 @@ def test_a_batch_is_described_over_all_ranks() -> None:
     assert found["reward_mean"] == pytest.approx(0.75)
     assert found["spans_mean"] == 1
     assert found["prefix_break_fraction"] == 0
-
-
-def test_a_token_has_the_advantage_that_its_environment_gave_else_its_trajectorys() -> None:
-    records: list[Record] = []
-    for uid, reward in (("a", 0.0), ("b", 1.0)):
-        records += [
-            step(f"{uid}1", uid, ids=[1], response=(2, 3)),
-            step(f"{uid}2", uid, index=1, ids=[1, 2, 3], response=(4,)),
-        ]
-        own = [StepAdvantages(step_id="b1", values=pack_logprobs([7.0, 8.0]))] if uid == "b" else []
-        records.append(end(uid, steps=2, reward=reward, advantages=own))
-    batch = batch_of(group_of(*records, size=2), loss=LossSettings(advantage="none"))
-    splitter = BatchSplitter(LossSettings(), Ranks(), torch.device("cpu"), 1_000)
-    ((pack,),) = splitter.minibatches(batch)
-    by_sample = [pack.advantages[pack.samples == n].tolist() for n in (0, 1)]
-    assert by_sample == [[-0.5, -0.5, -0.5], [7.0, 8.0, 0.5]]
