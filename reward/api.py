@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from pool.core import trajectories
+from pool.core.rewards import in_order
 from schemas import Step
 from schemas.packing import unpack_ids, unpack_logprobs
 
@@ -41,8 +42,15 @@ class RewardUnavailable(Exception):
 class TrajectoryStep:
     """One LLM call of a trajectory. Ids and texts are decoded on first access."""
 
-    def __init__(self, step: Step, full_prompt: Callable[[], bytes], decode: Decode) -> None:
+    def __init__(
+        self,
+        step: Step,
+        reward: float | None,
+        full_prompt: Callable[[], bytes],
+        decode: Decode,
+    ) -> None:
         self._step = step
+        self._reward = reward
         self._full_prompt = full_prompt
         self._decode = decode
 
@@ -60,8 +68,9 @@ class TrajectoryStep:
 
     @property
     def reward(self) -> float | None:
-        """The reward that the agent gave this Step, if any."""
-        return self._step.reward
+        """The reward that this Step was given before the trajectory ended, if any: the last Feedback on
+        it, else what the agent submitted with it."""
+        return self._reward
 
     @cached_property
     def prompt_ids(self) -> "array[int]":
@@ -123,8 +132,14 @@ class Trajectory:
     @cached_property
     def steps(self) -> list[TrajectoryStep]:
         assembled = self._assembled
+        rated = {one.step_id: one.reward for one in in_order(assembled.feedback)}
         return [
-            TrajectoryStep(step, lambda uid=step.step_id: assembled.prompts[uid], self._decode)  # type: ignore[misc]
+            TrajectoryStep(
+                step,
+                rated.get(step.step_id, step.reward),
+                lambda uid=step.step_id: assembled.prompts[uid],  # type: ignore[misc]
+                self._decode,
+            )
             for step in map(trajectories.step_of, assembled.steps)
             if step.step_id not in assembled.orphans
         ]

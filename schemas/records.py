@@ -136,6 +136,7 @@ class TrajectoryEnd(Record, frozen=True, kw_only=True):
     created_at: int = 0
     source: Position | None = None
     advantages: list[StepAdvantages] = []
+    reward_from_steps: bool = False
 
 
 class Feedback(Record, frozen=True, kw_only=True):

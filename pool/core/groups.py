@@ -2,7 +2,7 @@
 
 * Failed and cancelled members leave the group and are never scored 0. It is usable with at least
   max(2, ceil(quorum * group_size)) members, else it is `too_few`.
-* Feedback counts until the group is decided; the last by offset in `steps` wins.
+* Feedback counts until the group is decided (`pool.core.rewards`).
 
 `pool.core.group_assembler` has the rules by which groups open and close.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pool.core.progress import Received
+from pool.core.rewards import SCORED_STATUSES, GivenRewards, feedback_of, given_rewards
 from pool.core.trajectories import (
     Trajectory,
     source_position,
@@ -73,18 +74,21 @@ class Group:
 
     def is_complete(self) -> bool:
         return len(self.members) >= self.size and not any(
-            member.end.reward_expected and self.reward(member) is None
-            for member in self.members.values()
+            map(self._awaits_reward, self.members.values())
         )
 
+    def _awaits_reward(self, member: Trajectory) -> bool:
+        """Whether a reward that its agent announced is still to come. No reward can make a member
+        usable that failed, was cancelled or expired."""
+        is_expected = member.end.reward_expected and member.end.status in SCORED_STATUSES
+        return is_expected and not self._given_rewards(member).is_complete
+
     def reward(self, member: Trajectory) -> float | None:
-        """The last Feedback on the whole trajectory, else the reward in its End."""
-        rewards = [
-            (source_position(received), feedback.reward)
-            for received in (*member.feedback, *self.later_feedback(member))
-            if (feedback := feedback_of(received)).step_id is None
-        ]
-        return max(rewards)[1] if rewards else member.end.reward
+        """The reward with which it counts."""
+        return self._given_rewards(member).counting
+
+    def _given_rewards(self, member: Trajectory) -> GivenRewards:
+        return given_rewards(member, self.later_feedback(member))
 
     def later_feedback(self, member: Trajectory) -> list[Received]:
         """The Feedback that came after the member had ended."""
@@ -176,8 +180,3 @@ def _member(trajectory: Trajectory, judgement: Judgement, later: Sequence[Receiv
         reason=judgement.reason,
         offsets=[received.offset for received in (*trajectory.records, *later)],
     )
-
-
-def feedback_of(received: Received) -> Feedback:
-    assert isinstance(received.record, Feedback)
-    return received.record

@@ -78,7 +78,7 @@ class TrajectoryRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     channel: str
     status: Status
     reward: float | None = None
-    """The last Feedback on it in the exported range, else the reward in its End."""
+    """The reward with which it counts, with all Feedback in the exported range."""
     reward_expected: bool = False
     rewards: list[Reward] = []
     feedback: list[FeedbackRow] = []
@@ -98,6 +98,8 @@ class TrajectoryRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     source_offset: int | None = None
     """Of its End in `steps`, if it was read from `rewarded`."""
     schema: str = ""
+    reward_from_steps: bool = False
+    """The reward is the sum of the Steps' rewards."""
 
 
 class AmendableRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -105,6 +107,7 @@ class AmendableRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     trajectory_uid: str
     reward: float | None
+    reward_from_steps: bool
     feedback: list[FeedbackRow]
 
 

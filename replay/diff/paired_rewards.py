@@ -8,8 +8,12 @@ read prompt by prompt. SQLite keeps a few megabytes of it in memory, and it disa
 import sqlite3
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
+
+from pool.core.progress import Received
+from pool.core.rewards import SCORED_STATUSES, GivenRewards, feedback_of, given_rewards
 from pool.core.trajectories import StrayRecord, Trajectory, source_position
 from schemas import Feedback
 
@@ -18,30 +22,30 @@ Side = Literal["old", "new"]
 CREATE_TABLES = """
 CREATE TABLE ended (
     partition INT, offset INT, began INT, uid TEXT, prompt TEXT, size INT,
-    in_old INT DEFAULT 0, sound_old INT, reward_old REAL,
-    in_new INT DEFAULT 0, sound_new INT, reward_new REAL,
+    sound_old INT, given_old BLOB, sound_new INT, given_new BLOB,
     PRIMARY KEY (partition, offset)
 ) WITHOUT ROWID;
 CREATE TABLE feedback (
-    uid TEXT, side TEXT, partition INT, offset INT, reward REAL,
-    PRIMARY KEY (uid, side, partition, offset)
+    uid TEXT, side TEXT, partition INT, feedback_id TEXT, offset INT, record BLOB,
+    PRIMARY KEY (uid, side, partition, feedback_id)
 ) WITHOUT ROWID;
 """
 ADD_TRAJECTORY = """
-INSERT INTO ended (partition, offset, began, uid, prompt, size, in_{0}, sound_{0}, reward_{0})
-VALUES (?, ?, ?, ?, ?, ?, 1, ?, ?)
-ON CONFLICT DO UPDATE SET in_{0} = 1, sound_{0} = excluded.sound_{0}, reward_{0} = excluded.reward_{0}
+INSERT INTO ended (partition, offset, began, uid, prompt, size, sound_{0}, given_{0})
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET sound_{0} = excluded.sound_{0}, given_{0} = excluded.given_{0}
 """
-LAST_FEEDBACK = """(
-    SELECT reward FROM feedback WHERE uid = ended.uid AND side = '{0}'
-    AND feedback.partition = ended.partition ORDER BY offset DESC LIMIT 1
-)"""
-READ_PAIRS = f"""
-SELECT partition, offset, began, uid, prompt, size,
-    in_old, sound_old, coalesce({LAST_FEEDBACK.format("old")}, reward_old),
-    in_new, sound_new, coalesce({LAST_FEEDBACK.format("new")}, reward_new)
+READ_PAIRS = """
+SELECT partition, offset, began, uid, prompt, size, sound_old, given_old, sound_new, given_new
 FROM ended ORDER BY partition, prompt, offset
 """
+READ_FEEDBACK = """
+SELECT record FROM feedback WHERE uid = ? AND side = ? AND partition = ? ORDER BY offset
+"""
+
+encode = msgspec.msgpack.Encoder().encode
+decode_given = msgspec.msgpack.Decoder(GivenRewards).decode
+decode_feedback = msgspec.msgpack.Decoder(Feedback).decode
 
 
 class SideReward(NamedTuple):
@@ -72,6 +76,7 @@ class RewardPairs:
     """Collects the trajectories and Feedback of both sides."""
 
     def __init__(self) -> None:
+        self._has_feedback = False
         self._file = sqlite3.connect("", isolation_level=None)  # no name: a temporary file
         self._file.executescript(CREATE_TABLES + "BEGIN;")
 
@@ -79,43 +84,48 @@ class RewardPairs:
         if isinstance(item, Trajectory):
             self._add_trajectory(side, item)
         elif isinstance(item.received.record, Feedback):
-            self._add_feedback(side, item.received.record, *_position(item))
+            self._add_feedback(side, item.received)
 
     def _add_trajectory(self, side: Side, trajectory: Trajectory) -> None:
         ended, end = trajectory.ended, trajectory.end
-        is_sound = end.status in ("completed", "truncated") and trajectory.problem is None
+        is_sound = end.status in SCORED_STATUSES and trajectory.problem is None
         offsets = (ended.partition, ended.offset, trajectory.began.offset)
         ids = (trajectory.uid, trajectory.prompt_uid, trajectory.group_size)
-        scored = (is_sound and bool(trajectory.steps), end.reward)
-        self._file.execute(ADD_TRAJECTORY.format(side), (*offsets, *ids, *scored))
+        given = (is_sound and bool(trajectory.steps), encode(given_rewards(trajectory)))
+        self._file.execute(ADD_TRAJECTORY.format(side), (*offsets, *ids, *given))
         for received in trajectory.feedback:
-            assert isinstance(received.record, Feedback)
-            position = source_position(received)
-            self._add_feedback(side, received.record, position.partition, position.offset)
+            self._add_feedback(side, received)
 
-    def _add_feedback(self, side: Side, feedback: Feedback, partition: int, offset: int) -> None:
-        if feedback.step_id is None:
-            row = (feedback.trajectory_uid, side, partition, offset, feedback.reward)
-            self._file.execute("INSERT OR IGNORE INTO feedback VALUES (?, ?, ?, ?, ?)", row)
+    def _add_feedback(self, side: Side, received: Received) -> None:
+        """Feedback from before the End is added too, so that a later copy of it is recognized."""
+        feedback, position = feedback_of(received), source_position(received)
+        key = (feedback.trajectory_uid, side, position.partition, feedback.feedback_id)
+        row = (*key, position.offset, encode(feedback))
+        self._file.execute("INSERT OR IGNORE INTO feedback VALUES (?, ?, ?, ?, ?, ?)", row)
+        self._has_feedback = True
 
     def by_prompt(self) -> Iterator[list[RewardPair]]:
         """The trajectories of one prompt after the other, in the order in which they ended."""
-        rows = (_pair(row) for row in self._file.execute(READ_PAIRS))
+        rows = (self._pair(row) for row in self._file.execute(READ_PAIRS))
         for _, pairs in groupby(rows, key=lambda pair: (pair.partition, pair.prompt)):
             yield list(pairs)
 
+    def _pair(self, row: tuple[Any, ...]) -> RewardPair:
+        *position_and_ids, sound_old, given_old, sound_new, given_new = row
+        partition, _, _, uid, _, _ = position_and_ids
+        sides = (
+            self._side_reward("old", partition, uid, sound_old, given_old),
+            self._side_reward("new", partition, uid, sound_new, given_new),
+        )
+        return RewardPair._make([*position_and_ids, *sides])
 
-def _position(stray: StrayRecord) -> tuple[int, int]:
-    position = source_position(stray.received)
-    return position.partition, position.offset
-
-
-def _pair(
-    row: tuple[int, int, int, str, str, int | None, int, int, float, int, int, float],
-) -> RewardPair:
-    in_old, sound_old, old, in_new, sound_new, new = row[6:]
-    return RewardPair(
-        *row[:6],
-        SideReward(bool(sound_old), old) if in_old else None,
-        SideReward(bool(sound_new), new) if in_new else None,
-    )
+    def _side_reward(
+        self, side: Side, partition: int, uid: str, is_sound: int, given: bytes | None
+    ) -> SideReward | None:
+        if given is None:
+            return None
+        rewards = decode_given(given)
+        if self._has_feedback:
+            stored = self._file.execute(READ_FEEDBACK, (uid, side, partition))
+            rewards = rewards.with_feedback(decode_feedback(record) for (record,) in stored)
+        return SideReward(bool(is_sound), rewards.counting)

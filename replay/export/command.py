@@ -38,7 +38,7 @@ def export(settings: DatasetExportSettings) -> str:
     ):
         late, topic = LateFeedback(), settings.topic_name(settings.read_from)
         trajectories = _trajectories(dataset, late)
-        rows = (to_rows(t, topic, late.of(t.uid), decoder) for t in trajectories)
+        rows = (to_rows(t, topic, late, decoder) for t in trajectories)
         shards, count = _write(settings, path, rows)
         if not count:
             raise Fatal(f"No trajectory of {topic} matches the selection; nothing was written.")

@@ -63,7 +63,7 @@ def amend(path: Path, late: LateFeedback) -> None:
         with open_durable(path) as new:
             for line in old:
                 row = decoder.decode(line)
-                amended = with_late_feedback(row, late.of(row.trajectory_uid))
+                amended = with_late_feedback(row, late)
                 new.write(line if amended is row else _replace_columns(line, amended))
 
 

@@ -164,7 +164,7 @@ def _amended_columns(file: pq.ParquetFile, group: int, late: LateFeedback) -> di
     """The changed columns by name; empty if no row changes."""
     names = list(AmendableRow.__struct_fields__)
     before: list[AmendableRow] = from_table(AmendableRow, file.read_row_group(group, names))
-    after = [with_late_feedback(row, late.of(row.trajectory_uid)) for row in before]
+    after = [with_late_feedback(row, late) for row in before]
     if all(new is old for new, old in zip(after, before, strict=True)):
         return {}
     return dict(zip(names, columns(AmendableRow, after), strict=True))

@@ -1,13 +1,13 @@
 """A trajectory of the log as the rows of an export."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
-from pool.core.groups import feedback_of
 from pool.core.progress import Received
 from pool.core.prompts import BrokenPrompt
-from pool.core.trajectories import Trajectory, source_position, step_of
+from pool.core.rewards import GivenRewards, given_rewards, in_order
+from pool.core.trajectories import Trajectory, step_of
 from replay.dataset.rows import (
     FORMAT,
     AmendableRow,
@@ -17,18 +17,20 @@ from replay.dataset.rows import (
     StepTextRow,
     TrajectoryRow,
 )
+from replay.export.late_feedback import LateFeedback
 from replay.export.text import StepTextDecoder
-from schemas import Step
+from schemas import Feedback, Step
 from schemas.codec import writer_schema_id
 from schemas.packing import ID_BYTES
 
 
 def to_rows(
-    trajectory: Trajectory, topic: str, late: Iterable[Received], decoder: StepTextDecoder | None
+    trajectory: Trajectory, topic: str, late: LateFeedback, decoder: StepTextDecoder | None
 ) -> ExportedTrajectory:
-    """`late` is Feedback that was read before the trajectory's first Step or after its End."""
     end, ended = trajectory.end, trajectory.records[-1]
-    feedback = _feedback_rows([*trajectory.feedback, *late])
+    late_so_far = late.of(end.trajectory_uid)
+    given = given_rewards(trajectory, late_so_far)
+    late.keep_rewards(end.trajectory_uid, given)
     row = TrajectoryRow(
         format=FORMAT,
         trajectory_uid=end.trajectory_uid,
@@ -36,10 +38,11 @@ def to_rows(
         run=end.run,
         channel=end.channel,
         status=end.status,
-        reward=_reward(end.reward, feedback),
+        reward=given.counting,
+        reward_from_steps=given.is_sum,
         reward_expected=end.reward_expected,
         rewards=end.rewards,
-        feedback=feedback,
+        feedback=_feedback_rows(in_order([*trajectory.feedback, *late_so_far])),
         reason=end.reason,
         problem=trajectory.problem,
         metadata=end.metadata,
@@ -59,41 +62,35 @@ def to_rows(
     )
 
 
-def with_late_feedback(row: AmendableRow, late: Iterable[Received]) -> AmendableRow:
+def with_late_feedback(row: AmendableRow, late: LateFeedback) -> AmendableRow:
     """The row with the Feedback that it lacks; the same object if it lacks none. Missing Feedback was
     read after the End, so it goes last."""
     present = {feedback.feedback_id for feedback in row.feedback}
-    new = [feedback for feedback in _feedback_rows(late) if feedback.feedback_id not in present]
+    feedback = in_order(late.of(row.trajectory_uid))
+    new = [one for one in feedback if one.feedback_id not in present]
     if not new:
         return row
-    return msgspec.structs.replace(
-        row, reward=_reward(row.reward, new), feedback=[*row.feedback, *new]
+    given = late.rewards(row.trajectory_uid) or GivenRewards(None, row.reward, {})
+    given = given.with_feedback(new)
+    return AmendableRow(
+        trajectory_uid=row.trajectory_uid,
+        reward=given.counting,
+        reward_from_steps=given.is_sum,
+        feedback=[*row.feedback, *_feedback_rows(new)],
     )
 
 
-def _feedback_rows(records: Iterable[Received]) -> list[FeedbackRow]:
-    """In the order of `steps`, without duplicates; the first copy counts, as everywhere in the log."""
-    distinct: dict[str, FeedbackRow] = {}
-    for received in sorted(records, key=source_position):
-        row = _feedback_row(received)
-        distinct.setdefault(row.feedback_id, row)
-    return list(distinct.values())
-
-
-def _reward(of_end: float | None, feedback: Sequence[FeedbackRow]) -> float | None:
-    rewards = [row.reward for row in feedback if row.step_id is None]
-    return rewards[-1] if rewards else of_end
-
-
-def _feedback_row(received: Received) -> FeedbackRow:
-    feedback = feedback_of(received)
-    return FeedbackRow(
-        feedback_id=feedback.feedback_id,
-        step_id=feedback.step_id,
-        reward=feedback.reward,
-        metadata=feedback.metadata,
-        created_at=feedback.created_at,
-    )
+def _feedback_rows(feedback: Iterable[Feedback]) -> list[FeedbackRow]:
+    return [
+        FeedbackRow(
+            feedback_id=one.feedback_id,
+            step_id=one.step_id,
+            reward=one.reward,
+            metadata=one.metadata,
+            created_at=one.created_at,
+        )
+        for one in feedback
+    ]
 
 
 def _step_row(

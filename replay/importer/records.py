@@ -149,4 +149,5 @@ def _end(trajectory: TrajectoryRow, steps: Sequence[StepRow], run: str) -> Traje
             for step in steps
             if step.advantages is not None
         ],
+        reward_from_steps=trajectory.reward_from_steps,
     )

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pool.core.groups import Group, feedback_of
 from pool.core.progress import Received
+from pool.core.rewards import feedback_of, given_rewards
 from pool.core.scored_groups import UNKNOWN_WEIGHTS
 from pool.core.trajectories import StrayRecord, Trajectory, TrajectoryAssembler
 from pool.core.versions import Version
@@ -117,9 +117,8 @@ def _rewards(records: Sequence[Received]) -> dict[str, Any]:
     ended, late_feedback = _assemble(records)
     if ended is None:
         return {"reward": None, "expected": None, "rewards": [], "feedback": []}
-    group = Group(ended.prompt_uid, records[0].partition, 1, {ended.uid: ended}, late_feedback)
     return {
-        "reward": group.reward(ended),
+        "reward": given_rewards(ended, late_feedback).counting,
         "expected": ended.end.reward_expected,
         "rewards": to_plain(ended.end)["rewards"],
         "feedback": [feedback_of(r).reward for r in (*ended.feedback, *late_feedback)],

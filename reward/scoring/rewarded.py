@@ -1,25 +1,22 @@
 """Turns the results of reward functions into the records of `rewarded`. Pure: no I/O.
 
-The reward of a trajectory is the first of these that exists:
+The End gets the weighted sum of the reward functions that had an opinion, else the reward that the
+agent gave at the end, else the sum of the Steps' rewards. Feedback on the whole trajectory is left to
+the readers of `rewarded`, since it may arrive later (`pool.core.rewards`).
 
-1. the last Feedback on it (applied where groups are assembled, since it may arrive later);
-2. the weighted sum of the reward functions that had an opinion;
-3. the reward that the agent gave at the end;
-4. the sum of the rewards that the agent gave its Steps.
-
-Without any of them it has no reward, which is not the same as 0. Failed, cancelled and expired
+Without any of them there is no reward, which is not the same as 0. Failed, cancelled and expired
 trajectories are not scored. If a function fails on a trajectory, its End is written with status
 `failed` and the reason.
 """
 
 from collections.abc import Mapping, Sequence
 
+from pool.core.rewards import SCORED_STATUSES, given_rewards
 from pool.core.trajectories import Trajectory, annotate, source_position, step_of
 from reward.scoring.results import FunctionResult
 from schemas import Record, Step, TrajectoryEnd
 from schemas import Reward as RewardComponent
 
-SCORED_STATUSES = ("completed", "truncated")
 ORPHAN = "orphan: the answer was not delivered and nothing continues it"
 MAX_REASON = 1000
 
@@ -70,20 +67,21 @@ def _end(
         reason = f"reward {failure.name}: {failure.failure}"[:MAX_REASON]
         fields |= {"status": "failed", "reason": reason, "reward": None}
     else:
-        fields["reward"] = _reward(trajectory, end, results)
+        reward, is_sum = reward_of_end(trajectory, results)
+        fields |= {"reward": reward, "reward_from_steps": is_sum}
     return annotate(end, trajectory.ended, **fields)
 
 
-def _reward(
-    trajectory: Trajectory, end: TrajectoryEnd, results: Sequence[FunctionResult]
-) -> float | None:
+def reward_of_end(
+    trajectory: Trajectory, results: Sequence[FunctionResult]
+) -> tuple[float | None, bool]:
+    """The reward for the trajectory's End, and whether it is the sum of its Steps' rewards."""
     weighted = [result.value * result.weight for result in results if result.value is not None]
     if weighted:
-        return sum(weighted)
-    if end.reward is not None:
-        return end.reward
-    by_agent = [reward for r in trajectory.steps if (reward := step_of(r).reward) is not None]
-    return sum(by_agent) if by_agent else None
+        return sum(weighted), False
+    given = given_rewards(trajectory, process_rewards=_step_rewards(trajectory, results))
+    reward = given.without_feedback
+    return reward, given.end is None and reward is not None
 
 
 def _step_rewards(trajectory: Trajectory, results: Sequence[FunctionResult]) -> Mapping[str, float]:

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 
 from pool.core.progress import Received
 from pool.core.trajectories import Trajectory, TrajectoryAssembler
+from reward.scoring.rewarded import reward_of_end
 from reward.scoring.scorer import Scorer, ScoringJob
 from schemas import Step, TrajectoryEnd
 from schemas.packing import pack_ids, pack_logprobs
@@ -101,9 +102,9 @@ def _response(job: ScoringJob) -> Response:
     failure = job.failure
     if failure is not None:
         return error_response(422, f"reward {failure.name}: {failure.failure}")
-    weighted = [r.value * r.weight for r in job.results if r.value is not None]
+    assert isinstance(job.item, Trajectory)
     body = {
-        "reward_score": sum(weighted) if weighted else None,
+        "reward_score": reward_of_end(job.item, job.results)[0],
         "reward_extra_info": {
             r.name: {
                 "value": r.value,

@@ -111,9 +111,9 @@ def at(offset: int, record: Record, partition: int = 0) -> Received:
     return Received(record, partition, offset)
 
 
-def copied(offset: int, record: Record, source: int) -> Received:
+def copied(offset: int, record: Record, source: int, partition: int = 0) -> Received:
     """A record of `rewarded` that was copied from offset `source` of `steps`."""
-    return at(offset, annotate(record, Position(partition=0, offset=source)))
+    return at(offset, annotate(record, Position(partition=partition, offset=source)), partition)
 
 
 @overload

@@ -12,17 +12,17 @@ from rich.console import Console
 from pool import topics
 from pool.connection import Connection
 from pool.core.groups import GroupRules
-from pool.core.trajectories import annotate
+from pool.core.trajectories import StrayRecord, annotate
 from pool.topics import REWARDED, STEPS
 from replay.diff.command import compare, diff
 from replay.diff.comparison import ChangedGroup, Comparer, Comparison, fill, signs
-from replay.diff.paired_rewards import RewardPair, SideReward
+from replay.diff.paired_rewards import RewardPair, RewardPairs, Side, SideReward
 from replay.diff.table import DiffTable
 from replay.settings import DiffSettings
 from schemas import Record, Reward, TrajectoryEnd
 from servicekit.errors import Fatal
 from tests.pool.log import write
-from tests.pool.records import end, feedback, step
+from tests.pool.records import at, end, feedback, step, trajectory_of
 from tests.steplog.command import reaching, steplog
 
 OLD = {"a1": 0, "a2": 1, "b1": 1, "b2": 1, "c1": 0, "c2": 1, "d1": 0, "d2": 1, "e1": 1}
@@ -94,6 +94,20 @@ def log(connection: Connection) -> Connection:
     by_prompt = sorted(placed, key=lambda one: one[0].prompt_uid, reverse=True)  # type: ignore[attr-defined]
     write(connection, "rewarded.other", rewarded(by_prompt, NEW))
     return connection
+
+
+def test_late_feedback_on_steps_counts_on_each_side() -> None:
+    """On one side a function has scored the trajectory, on the other only its Steps have rewards."""
+    pairs = RewardPairs()
+    steps = [step("s"), step("z", index=1, reward=0.5), feedback(0.25, step_id="s")]
+    late = StrayRecord(at(9, feedback(2.0, step_id="z")))
+    copy_of_early = StrayRecord(at(10, feedback(0.25, step_id="s")))
+    ends: dict[Side, Record] = {"old": end(steps=2, reward=1.0), "new": end(steps=2)}
+    for side, ended in ends.items():
+        for item in (trajectory_of(*steps, ended), late, copy_of_early):
+            pairs.add(side, item)
+    [[pair]] = pairs.by_prompt()
+    assert (pair.old, pair.new) == (SideReward(True, 1.0), SideReward(True, 2.25))
 
 
 @pytest.mark.broker

@@ -109,6 +109,21 @@ def test_feedback_finds_a_row_that_was_written_before_it_came(
 
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_late_feedback_on_a_step_changes_a_sum_that_was_written_before_it_came(
+    connection: Connection, tmp_path: Path, format: str
+) -> None:
+    topics.create(connection, partitions=1)
+    rated = [step("t-0", reward=0.5), feedback(0.25, step_id="t-0"), step("t-1", index=1)]
+    own = [step("u-0", "u", reward=0.5), end("u", reward=2.0)]
+    late = [feedback(4.0, step_id="t-1"), feedback(8.0, "u", step_id="u-0")]
+    write(connection, STEPS, [*rated, end("t", steps=2), *own, *late])
+    for per in ("trajectory", "step"):
+        rows = exported(connection, tmp_path / per, format=format, per=per)
+        rewards = {(r["trajectory_uid"], r["reward"], r["reward_from_steps"]) for r in rows}
+        assert rewards == {("t", 4.25, True), ("u", 2.0, False)}
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
 def test_groups_that_were_posted_are_trajectories_too(
     log: Connection, tmp_path: Path, format: str
 ) -> None:

@@ -23,7 +23,7 @@ from servicekit.errors import Fatal
 from steplog import cli
 from steplog.kafka import local_kafka
 from tests.pool.log import until, write
-from tests.pool.records import feedback
+from tests.pool.records import end, feedback, step
 from tests.trainer.agents import RUN, group, submit
 from tests.trainer.decisions.live_run import running_decider, verdicts
 
@@ -128,6 +128,15 @@ def test_one_that_was_only_begun_is_found_by_its_registration(log: Connection) -
 def test_late_feedback_is_the_reward_that_counts(log: Connection) -> None:
     write(log, REWARDED, [feedback(0.25, "b-0", "b")])
     assert told(log, "b-0")["rewards"][REWARDED]["reward"] == 0.25
+
+
+def test_rewards_of_steps_count_as_their_sum(log: Connection) -> None:
+    rated = [step("n-0", "n", "n", reward=0.5), end("n", "n"), feedback(2.0, "n", "n")]
+    late = [feedback(0.75, "m", "m", step_id="m-0"), feedback(0.5, "m", "m", step_id="m-1")]
+    two = [step("m-0", "m", "m"), step("m-1", "m", "m", index=1), end("m", "m", steps=2)]
+    write(log, REWARDED, [*rated, *two, *late])
+    rewards = [told(log, uid)["rewards"][REWARDED]["reward"] for uid in ("n", "m")]
+    assert rewards == [2.0, 1.25]
 
 
 def test_the_command_speaks_in_sentences(

@@ -3,13 +3,19 @@
 from typing import Any
 
 import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pool.core.progress import Received
+from pool.core.rewards import given_rewards
 from pool.core.trajectories import Trajectory, TrajectoryAssembler
+from reward import api
 from reward.scoring.results import FunctionResult
 from reward.scoring.rewarded import ORPHAN, is_scored, rewarded_records
 from schemas import Position, Record, Step, TrajectoryEnd
-from tests.pool.records import end, note, step
+from tests.pool.records import at, copied, end, feedback, log, note, step
+from tests.reward.trajectories import text
 
 
 def whole(*records: Record) -> Trajectory:
@@ -44,6 +50,38 @@ def test_a_function_without_an_opinion_leaves_it_to_the_agent() -> None:
 def test_rewards_of_steps_count_when_the_end_has_none() -> None:
     trajectory = whole(step("a", reward=1.0), step("b", reward=0.5), end(steps=2))
     assert last(rewarded_records(trajectory, [])).reward == 1.5
+
+
+def test_feedback_on_steps_before_the_end_is_in_the_sum() -> None:
+    rated = [step("a", reward=1.0), feedback(0.25, step_id="a"), step("b"), end(steps=2)]
+    closed = last(rewarded_records(whole(*rated), []))
+    assert (closed.reward, closed.reward_from_steps) == (0.25, True)
+
+
+def test_functions_see_the_rewards_that_steps_were_given_before_the_end() -> None:
+    steps = [step("a", reward=1.0), step("b", reward=0.5), step("c"), feedback(0.25, step_id="a")]
+    shown = api.Trajectory(whole(*steps, feedback(9.0), end(steps=3)), text)
+    assert [one.reward for one in shown.steps] == [0.25, 0.5, None]
+
+
+def test_process_rewards_of_functions_are_summed_if_there_is_nothing_else() -> None:
+    trajectory = whole(step("a", reward=5.0), step("b"), end(steps=2))
+    results = [said("f", None, 2.0, steps=[0.5, None]), said("g", None, 1.0, steps=[1.0, 0.25])]
+    closed = last(rewarded_records(trajectory, results))
+    assert (closed.reward, closed.reward_from_steps) == (2.25, True)
+
+
+def test_only_a_sum_of_steps_is_marked_as_one() -> None:
+    rated = [step("a", reward=1.0), end(steps=1, reward=1.0)]
+    assert not last(rewarded_records(whole(*rated), [])).reward_from_steps
+    assert not last(rewarded_records(whole(*rated), [said("f", 1.0)])).reward_from_steps
+    assert not last(rewarded_records(whole(step("a"), end(steps=1)), [])).reward_from_steps
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "expired"])
+def test_steps_of_a_trajectory_that_is_not_scored_are_not_summed(status: str) -> None:
+    trajectory = whole(step("a", reward=1.0), end(steps=1, status=status))
+    assert last(rewarded_records(trajectory, [])).reward is None
 
 
 def test_no_reward_is_not_zero() -> None:
@@ -106,3 +144,35 @@ def test_what_is_not_touched_stays_as_it_was() -> None:
     (copied, _) = rewarded_records(whole(original, end(steps=1)), [])
     assert isinstance(copied, Step)
     assert msgspec.structs.replace(copied, source=None) == original
+
+
+RATED = st.builds(
+    lambda reward, step_id, id: feedback(reward, step_id=step_id, id=id),
+    st.sampled_from([0.1, 0.2, 0.7, -0.3]),
+    st.sampled_from(["a", "b", "c", None]),
+    st.sampled_from(["f1", "f2", "f3", "f4"]),
+)
+REWARDS = st.none() | st.sampled_from([0.1, 0.3])
+
+
+@given(REWARDS, REWARDS, REWARDS, st.lists(RATED, max_size=4), st.lists(RATED, max_size=4))
+def test_a_reward_is_the_same_in_steps_and_in_rewarded(
+    of_a: float | None,
+    of_b: float | None,
+    of_end: float | None,
+    early: list[Record],
+    late: list[Record],
+) -> None:
+    """To the last bit, and in whatever order late Feedback was copied."""
+    submitted = [step("a", reward=of_a), step("b", index=1, reward=of_b)]
+    ended = whole(*submitted, *early, end(steps=2, reward=of_end))
+    later = log(*late, first=100, partition=3)
+    assembler = TrajectoryAssembler()
+    [*_, scored] = [
+        assembler.feed(at(offset, record, 3))
+        for offset, record in enumerate(rewarded_records(ended, []), 200)
+    ]
+    assert isinstance(scored, Trajectory)
+    copies = [copied(500 - r.offset, r.record, r.offset, 3) for r in reversed(later)]
+    assert given_rewards(scored, copies).counting == given_rewards(ended, later).counting
+    assert scored.end.reward == given_rewards(ended).without_feedback

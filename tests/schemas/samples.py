@@ -80,6 +80,7 @@ FULL: list[Record] = [
         created_at=1,
         source=SOURCE,
         advantages=[StepAdvantages(step_id="step-1", values=pack_logprobs([0.5, -0.5]))],
+        reward_from_steps=True,
     ),
     Feedback(
         feedback_id="feedback-1",

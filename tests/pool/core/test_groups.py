@@ -105,10 +105,23 @@ def test_feedback_before_the_end_is_the_expected_reward() -> None:
     assert groups_in(feed(GroupAssembler(PAIRS), log(*early, *run_of("b")))) == [["a", "b"]]
 
 
-def test_feedback_on_one_step_is_not_the_expected_reward() -> None:
-    waiting = run_of("a", reward=None, reward_expected=True)
-    on_a_step = feedback(0.5, "a", step_id="a-0")
-    assert feed(GroupAssembler(PAIRS), log(*waiting, *run_of("b"), on_a_step)) == []
+def test_the_expected_reward_may_be_one_for_each_step() -> None:
+    steps = [step("a-0", "a"), step("a-1", "a", index=1)]
+    waiting = [*steps, end("a", steps=2, reward_expected=True)]
+    assembler = GroupAssembler(PAIRS)
+    on_one_step = feedback(0.5, "a", step_id="a-0")
+    assert feed(assembler, log(*waiting, *run_of("b"), on_one_step)) == []
+    [group] = feed(assembler, [at(6, feedback(0.25, "a", step_id="a-1"))])
+    assert isinstance(group, Group)
+    assert group.reward(group.members["a"]) == 0.75
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "expired"])
+def test_a_group_does_not_wait_for_the_reward_of_a_member_that_cannot_be_trained(
+    status: str,
+) -> None:
+    lost = run_of("a", reward=None, status=status, reward_expected=True)
+    assert groups_in(feed(GroupAssembler(PAIRS), log(*lost, *run_of("b")))) == [["a", "b"]]
 
 
 def test_a_group_does_not_wait_for_a_reward_that_nobody_expects() -> None:
@@ -356,10 +369,20 @@ def test_feedback_counts_in_the_newest_group_that_has_its_trajectory() -> None:
     assert (older.reward(older.members["a"]), newer.reward(newer.members["a"])) == (1.0, 0.5)
 
 
-def test_feedback_on_one_step_is_not_the_reward_of_the_trajectory() -> None:
+def test_feedback_on_one_step_does_not_replace_the_reward_of_the_trajectory() -> None:
     assembler, group = closed_pair()
     feed(assembler, [at(4, feedback(0.75, "a", step_id="a-0"))])
     assert group.reward(group.members["a"]) == 0.25
+
+
+def test_a_member_that_has_only_rewards_of_steps_is_trained() -> None:
+    assembler = GroupAssembler(PAIRS)
+    rated = [step("a-0", "a"), feedback(0.5, "a", step_id="a-0"), end("a")]
+    [group] = feed(assembler, log(*rated, *run_of("b", reward=None)))
+    assert isinstance(group, Group)
+    feed(assembler, [at(5, feedback(0.25, "b", step_id="b-0"))])
+    assert (group.reward(group.members["a"]), group.reward(group.members["b"])) == (0.5, 0.25)
+    assert verdicts(group) == {"a": "train", "b": "train"}
 
 
 def test_a_decision_names_every_record_that_made_its_rewards() -> None:
@@ -367,6 +390,32 @@ def test_a_decision_names_every_record_that_made_its_rewards() -> None:
     feed(assembler, log(feedback(0.75, "a"), feedback(0.5, "b"), feedback(0.6, "a"), first=4))
     offsets = {member.trajectory_uid: member.offsets for member in judged(group).members}
     assert offsets == {"a": [0, 1, 4, 6], "b": [2, 3, 5]}
+
+
+@pytest.mark.parametrize("status", ["expired", "failed", "cancelled"])
+@pytest.mark.parametrize("again", [(), (end("b", end_id="again", reward=1.0),)])
+def test_feedback_never_changes_how_a_trajectory_ended(
+    status: str, again: Sequence[Record]
+) -> None:
+    """Whether its End was written once or twice, and whether the Feedback came before the second."""
+    for first, second in [([0.5], []), ([0.25], [0.5]), ([], [0.5])]:
+        log_of_b = [
+            step("b-0", "b"),
+            end("b", status=status),
+            *(feedback(reward, "b") for reward in first),
+            *again,
+            *(feedback(reward, "b") for reward in second),
+        ]
+        assembler = GroupAssembler(PAIRS)
+        [group] = [
+            item
+            for item in feed(assembler, log(*log_of_b[:2], *run_of("a")))
+            if isinstance(item, Group)
+        ]
+        strays = feed(assembler, log(*log_of_b[2:], first=4))
+        assert all(isinstance(item, StrayRecord) for item in strays) and len(strays) == len(again)
+        assert group.reward(group.members["b"]) == 0.5
+        assert verdicts(group)["b"] == ("expired" if status == "expired" else "invalid")
 
 
 # Verdicts
