@@ -20,6 +20,11 @@ class ScoringSettings(Connection):
         description="reward functions: a built-in name, FILE.py:NAME or MODULE:NAME, each with "
         "?weight=… and parameters; without any, the rewards that agents give are used",
     )
+    channels: tuple[str, ...] = Field(
+        ("train", "val"),
+        min_length=1,
+        description="channels whose trajectories are scored; others stay in steps only",
+    )
     tokenizer: str | None = Field(
         None, description="folder of the tokenizer; needed by functions that read text"
     )

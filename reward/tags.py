@@ -58,22 +58,25 @@ class RescorePlan(msgspec.Struct, frozen=True):
 def make_plan(
     functions: Sequence[RewardFunction],
     selection: SelectionSettings,
+    channels: Sequence[str],
     ranges: TopicRanges,
     trajectories: int,
 ) -> RescorePlan:
     spans = [span for _, span in sorted(ranges.by_partition.items())]
     return RescorePlan(
         _format_functions(functions)[:MAX_FUNCTIONS_TEXT],
-        _request_digest(functions, selection),
+        _request_digest(functions, selection, channels),
         trajectories,
         [span.first for span in spans],
         [span.end for span in spans],
     )
 
 
-def _request_digest(functions: Sequence[RewardFunction], selection: SelectionSettings) -> str:
+def _request_digest(
+    functions: Sequence[RewardFunction], selection: SelectionSettings, channels: Sequence[str]
+) -> str:
     request = selection.model_dump_json(include=set(SelectionSettings.model_fields))
-    text = "\n".join([_format_functions(functions), request])
+    text = "\n".join([_format_functions(functions), request, *sorted(channels)])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -89,6 +92,7 @@ def find_plan(
     tag: str,
     functions: Sequence[RewardFunction],
     selection: SelectionSettings,
+    channels: Sequence[str],
 ) -> RescorePlan | None:
     """The plan of the tag's rescoring if it has begun, else None. Raises Fatal if the tag is taken."""
     topic = rewarded_topic(tag)
@@ -105,8 +109,10 @@ def find_plan(
             f"{name} is scored by {plan.functions}, but this command would score with "
             f"{_format_functions(functions)}; choose another tag."
         )
-    if plan.request_digest != _request_digest(functions, selection):
-        raise Fatal(f"{name} was begun with another range or filter; choose another tag.")
+    if plan.request_digest != _request_digest(functions, selection, channels):
+        raise Fatal(
+            f"{name} was begun with another range, filter or --channels; choose another tag."
+        )
     return plan
 
 

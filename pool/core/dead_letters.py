@@ -6,10 +6,10 @@ drained the topic. The limiter counts records of the log, and a restart reads th
 again, so restarting does not reset it.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pool.core.failure_rate import FailureRate
 from servicekit.errors import TooManyPoison
 
 Headers = Sequence[tuple[str, bytes]]
@@ -40,28 +40,17 @@ class DeadLetter(NamedTuple):
 
 
 class PoisonLimiter:
-    """Stops the reader when, of the last `window` records of a partition, at least `least` and more
-    than the share `share` are bad."""
+    """Stops the reader when too many of the last records of a partition are bad."""
 
     def __init__(self, window: int = 1000, least: int = 100, share: float = 0.5) -> None:
-        self._window = window
-        self._least = least
-        self._share = share
-        self._seen = 0
-        self._bad: deque[int] = deque()
-        """The numbers of the bad records, counted from the first record."""
+        self._rate = FailureRate(window, least, share)
 
     def count_good(self) -> None:
-        self._seen += 1
+        self._rate.count_good()
 
     def count_bad(self, reason: str) -> None:
-        self._seen += 1
-        self._bad.append(self._seen)
-        while self._bad[0] <= self._seen - self._window:
-            self._bad.popleft()
-        in_window = min(self._seen, self._window)
-        if len(self._bad) >= self._least and len(self._bad) > self._share * in_window:
+        if self._rate.count_bad():
             raise TooManyPoison(
-                f"{len(self._bad)} of the last {in_window} records cannot be used, the last one "
-                f"because {reason}; check that this version fits what writes the topic"
+                f"{self._rate} records cannot be used, the last one because {reason}; check that this "
+                "version fits what writes the topic"
             )

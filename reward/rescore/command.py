@@ -40,7 +40,7 @@ def rescore(settings: RescoreSettings, say: Callable[[str], None] = print_line) 
     functions = load_all(settings.function)
     check_tokenizer(settings.tokenizer)
     topics.check(settings)
-    plan = tags.find_plan(settings, settings.into, functions, settings)
+    plan = tags.find_plan(settings, settings.into, functions, settings, settings.channels)
     with open_display(say) as display:
         plan = plan or _make_plan(settings, functions, display)
         return 0 if _score(settings, functions, plan, display) else INTERRUPTED
@@ -50,7 +50,7 @@ def _make_plan(
     settings: RescoreSettings, functions: Sequence[RewardFunction], display: RescoreDisplay
 ) -> RescorePlan:
     ranges, count = _read_range(settings, display)
-    plan = tags.make_plan(functions, settings, ranges, count)
+    plan = tags.make_plan(functions, settings, settings.channels, ranges, count)
     tags.begin_rescore(settings, settings.into, plan, ranges)
     return plan
 
@@ -62,6 +62,8 @@ def _read_range(settings: RescoreSettings, display: RescoreDisplay) -> tuple[Top
     count = 0
     with Dataset(settings, STEPS, settings) as dataset:
         for trajectory in dataset:
+            if trajectory.end.channel not in settings.channels:
+                continue
             if tokenizer is not None:
                 for received in trajectory.steps:
                     tokenizer.check(step_of(received).tokenizer)
@@ -70,7 +72,8 @@ def _read_range(settings: RescoreSettings, display: RescoreDisplay) -> tuple[Top
                 display.show_reading(dataset.scan.done, dataset.scan.total, count)
     if count == 0:
         raise Fatal(
-            "No trajectory that ended in the range matches the filter, so there is nothing to score."
+            "No trajectory that ended in the range matches the filter and is in channel "
+            f"{' or '.join(settings.channels)}, so there is nothing to score."
         )
     return dataset.ranges, count
 
@@ -95,6 +98,7 @@ def _score(
                 settings.slot,
                 scorer,
                 settings.at_once,
+                settings.channels,
                 into=settings.into,
                 selection=Selection(settings),
                 ends=dict(enumerate(plan.ends)),

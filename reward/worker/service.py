@@ -30,12 +30,22 @@ def serve(settings: RewardSettings) -> None:
     scorer = Scorer(settings.function, functions, settings.tokenizer, settings.processes)
     try:
         worker = RewardWorker(
-            settings, group, settings.slot, scorer, settings.at_once, into=settings.into
+            settings,
+            group,
+            settings.slot,
+            scorer,
+            settings.at_once,
+            settings.channels,
+            into=settings.into,
         )
         app = make_app(scorer, bool(functions), lambda: worker.last_progress)
         scorer.async_functions.start(make_status_server(app).serve(sockets=[listener]))
         names = ", ".join(function.identity for function in functions)
-        log.info("scoring with %s", names or "the rewards that agents give")
+        log.info(
+            "scoring channels %s with %s",
+            ", ".join(settings.channels),
+            names or "the rewards that agents give",
+        )
         worker.run(stop)
     finally:
         scorer.close()

@@ -7,6 +7,10 @@ The thread that calls `run` owns the consumer: it polls, collects scored traject
 Scoring happens elsewhere. A worker that is killed has written each output once or not at all;
 whatever was being scored is scored again by the worker that gets the partition next.
 
+Trajectories of channels that the worker does not score are left out of its output: workers with
+other functions may score them. Feedback is always copied, because its channel may not be that of its
+trajectory's End.
+
 A worker with a tag writes to the tag's topic only. Ending overdue trajectories and writing dead
 letters is left to workers without a tag, so that it is not repeated for every tag.
 """
@@ -15,11 +19,10 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
-from pool.core.dead_letters import PoisonLimiter
 from pool.core.progress import Progress, WorkItem
 from pool.core.trajectories import (
     Trajectory,
@@ -31,8 +34,10 @@ from pool.topics import STEPS, TRAJECTORIES
 from reward import metrics
 from reward.scoring.scorer import Item, Scorer, ScoringJob
 from reward.worker.expiry import overdue
+from reward.worker.held_failures import HeldFailures
 from reward.worker.key_order import KeyOrder
 from reward.worker.outputs import RewardOutputs, log_ids
+from schemas import Feedback
 from servicekit import tracing
 from servicekit.metrics import last_progress, set_lag
 from servicekit.spans import Span
@@ -42,14 +47,14 @@ log = logging.getLogger(__name__)
 OVERDUE_INTERVAL_S = 5.0
 LAG_INTERVAL_S = 5.0
 POLL_TIMEOUT_S = 0.05
-PROBATION_S = 10.0
-"""Until the first trajectory is scored, outputs with failures are held back for this long. So a worker
-that fails on everything stops before it has written any of it, however often it is restarted."""
+NAMED_CHANNELS = 20
+"""Channels that are not scored and that the worker's log names."""
 
 
 class RewardWorker:
-    """One member of the consumer group. `into` is the tag it writes for. A rescoring also gives a
-    `selection` of trajectories and the offsets at which each partition `ends`."""
+    """One member of the consumer group, for the trajectories of some `channels`. `into` is the tag it
+    writes for. A rescoring also gives a `selection` of trajectories and the offsets at which each
+    partition `ends`."""
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class RewardWorker:
         slot: str,
         scorer: Scorer,
         at_once: int,
+        channels: Collection[str],
         into: str | None = None,
         selection: Selection | None = None,
         ends: Mapping[int, int] | None = None,
@@ -66,15 +72,15 @@ class RewardWorker:
         self._group = group
         self._is_untagged = into is None
         self._selection = selection
+        self._channels = frozenset(channels)
+        self._other_channels: set[str] = set()
+        """Channels that are not scored and that the log has named."""
         self._steps = connection.topic_name(STEPS)
         self._outputs = RewardOutputs(connection, group, into)
         self.tally = self._outputs.tally
         self._order: KeyOrder[ScoringJob] = KeyOrder()
         self._scored: queue.SimpleQueue[ScoringJob] = queue.SimpleQueue()
-        self._limiter = PoisonLimiter()
-        self._held: list[ScoringJob] = []
-        self._held_until = 0.0
-        self._has_scored = False
+        self._held = HeldFailures()
         self._in_hand = 0
         self._next_overdue_check = 0.0
         self._next_lag_check = 0.0
@@ -118,7 +124,7 @@ class RewardWorker:
         set_lag(self._group, self._steps, self._consumer.lags())
 
     def _submit(self, work: WorkItem[Item]) -> None:
-        if self._selection is not None and not self._is_selected(work.item, self._selection):
+        if not self._is_in_channels(work.item) or not self._is_selected(work.item):
             self._consumer.finish([work], [])
             return
         job = ScoringJob(work.item, self._scored.put, work, is_wanted=lambda: self._is_ours(work))
@@ -144,47 +150,40 @@ class RewardWorker:
             **log_ids(trajectory.end),
         )
 
-    def _is_selected(self, item: Item, selection: Selection) -> bool:
+    def _is_in_channels(self, item: Item) -> bool:
+        record = item.end if isinstance(item, Trajectory) else item.received.record
+        channel = getattr(record, "channel", None)
+        if channel is None or channel in self._channels or isinstance(record, Feedback):
+            return True
+        if channel not in self._other_channels and len(self._other_channels) < NAMED_CHANNELS:
+            self._other_channels.add(channel)
+            log.info("channel %s is not scored; to score it, list it in --channels", channel)
+        return False
+
+    def _is_selected(self, item: Item) -> bool:
+        if self._selection is None:
+            return True
         if began_too_early(item):
             self.tally["missed"] += 1
             return False
-        return selection.matches_item(item)
+        return self._selection.matches_item(item)
 
     def _is_ours(self, work: WorkItem[Item]) -> bool:
         return self._consumer.assignment(work.assignment.partition) is work.assignment
 
     def _collect(self) -> None:
-        self._write_held()
         while not self._scored.empty():
             job = self._scored.get()
             for next_job in self._order.complete(job.key, job):
                 self._in_hand -= 1
                 if next_job.is_wanted():
-                    self._check_failure_rate(next_job)
-                    self._held.append(next_job)
+                    self._held.add(next_job, time.monotonic())
                 else:
                     next_job.span.end()
-        self._write_held()
-
-    def _write_held(self) -> None:
-        if self._has_scored or time.monotonic() >= self._held_until:
-            for job in self._held:
-                assert job.work is not None
-                self._consumer.finish([job.work], self._outputs.of_job(job))
-                job.span.end()
-            self._held.clear()
-
-    def _check_failure_rate(self, job: ScoringJob) -> None:
-        """Raises when most of the trajectories fail: then the function is broken, not the data."""
-        failure = job.failure
-        if failure is None:
-            if job.results:
-                self._has_scored = True
-                self._limiter.count_good()
-            return
-        if (now := time.monotonic()) >= self._held_until:
-            self._held_until = now + PROBATION_S
-        self._limiter.count_bad(f"reward {failure.name}: {failure.failure}")
+        for job in self._held.take_released(time.monotonic()):
+            assert job.work is not None
+            self._consumer.finish([job.work], self._outputs.of_job(job))
+            job.span.end()
 
     def _end_overdue(self) -> None:
         """Writes Ends for the open trajectories whose deadline has passed, every few seconds."""

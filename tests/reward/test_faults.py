@@ -378,13 +378,33 @@ def test_a_worker_that_fails_on_everything_stops_before_it_has_spoiled_anything(
         with running_worker(log, *options) as worker:
             assert worker.process.wait(60) == 1
             *_, said = worker.log.read_text().splitlines()
-        assert said.startswith("steplog: 100 of the last 100 records cannot be used, the last one ")
-        assert "because reward fail: ValueError: broken" in said
+        assert said.startswith("steplog: Reward fail failed on 100 trajectories in a row; on the ")
+        assert "in channel train: ValueError: broken. Correct the function" in said
+        assert said.endswith("restart the worker: it scores the last 100 again.")
     assert not records(log, REWARDED) and not dead_letters(log)
     come_back(rewards)
     with running_worker(log, *options) as worker:
         settle(log, worker)
     assert Counter(end.status for end in ends(log).values()) == {"completed": 300}
+
+
+def test_a_function_that_breaks_later_loses_nothing_that_came_since(
+    log: Connection, rewards: Path
+) -> None:
+    """It needs a worker that has scored, stops by itself, and is started again."""
+    options = ["--function", f"{rewards}:fail"]
+    with running_worker(log, *options) as worker:
+        write(log, STEPS, answered("before", "x"))
+        wait_for_ends(log, 1, worker)
+        go_down(rewards)
+        trajectories = (answered(f"t{n}", "x", prompt=f"p{n % 7}") for n in range(120))
+        write(log, STEPS, [record for records in trajectories for record in records])
+        assert worker.process.wait(60) == 1
+    assert set(ends(log)) == {"before"} and not dead_letters(log)
+    come_back(rewards)
+    with running_worker(log, *options) as worker:
+        settle(log, worker)
+    assert Counter(end.status for end in ends(log).values()) == {"completed": 121}
 
 
 @pytest.mark.slow

@@ -86,6 +86,7 @@ def test_a_range_is_scored_again_and_the_first_rewards_stay(
     write(log, STEPS, [early_end, feedback(9.0, "early"), step("open", "open")])
     write(log, STEPS, answered("later", "abcd"))
     write(log, STEPS, answered("other", "abcd", channel="val", status="failed"))
+    write(log, STEPS, answered("unbound", "abcd", channel="unbound"))
     words = [*reaching(log), "--function", f"{functions}:picky", "--into", "beside"]
     done = steplog("replay", "rescore", *words, "--from", str(before[-1].offset))
     assert done.returncode == 0, done.stderr
@@ -111,7 +112,7 @@ def test_a_range_is_scored_again_and_the_first_rewards_stay(
         Fatal, match=r"is scored by picky .* would score with length .* another tag"
     ):
         run(log, f"{functions}:length", into="beside", from_=before[-1].offset)
-    with pytest.raises(Fatal, match=r"was begun with another range or filter"):
+    with pytest.raises(Fatal, match=r"was begun with another range, filter or --channels"):
         run(log, f"{functions}:picky", into="beside")
 
 

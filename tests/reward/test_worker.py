@@ -6,18 +6,25 @@ from pathlib import Path
 import pytest
 
 from pool.connection import Connection
-from pool.topics import STEPS, TRAJECTORIES
-from schemas import Registration, Step, TrajectoryEnd
+from pool.core.rewards import feedback_of, given_rewards
+from pool.core.trajectories import StrayRecord, Trajectory
+from pool.readers.dataset import Dataset
+from pool.readers.selection import SelectionSettings
+from pool.topics import REWARDED, STEPS, TRAJECTORIES
+from reward.worker.expiry import expired_id
+from schemas import Feedback, Registration, Step, TrajectoryEnd
 from tests.pool.log import records, write
-from tests.pool.records import end, step
+from tests.pool.records import end, feedback, step
 from tests.reward.running import (
     answered,
     dead_letters,
+    ends,
     running_worker,
     steps,
     wait_for,
     wait_for_ends,
 )
+from tests.reward.under_load import lag
 
 pytestmark = pytest.mark.broker
 
@@ -80,6 +87,47 @@ def test_without_functions_what_agents_said_is_taken_over(log: Connection) -> No
         found = wait_for_ends(log, 2, worker)
         assert worker.terminate() == 0
     assert (found["a"].reward, found["b"].reward) == (0.25, None)
+
+
+def test_only_the_channels_that_were_asked_for_are_scored(
+    log: Connection, functions: Path, tokenizer: Path
+) -> None:
+    """A function for `train` need not understand what others write beside it."""
+    strange = (answered(f"strange-{n}", "41", f"s{n}", channel="unbound") for n in range(120))
+    write(log, STEPS, [record for trajectory in strange for record in trajectory])
+    for channel in ("train", "val", "math"):
+        write(log, STEPS, answered(channel, "42", channel=channel, metadata={"answer": "42"}))
+    options = ["--function", f"{functions}:score", "--tokenizer", str(tokenizer)]
+    with running_worker(log, *options) as worker:
+        found = wait_for_ends(log, 2, worker)
+        wait_for(lambda: lag(log) == 0, worker)
+        assert "channel unbound is not scored" in worker.log.read_text()
+    assert {uid: found[uid].reward for uid in found} == {"train": 1.0, "val": 1.0}
+    assert ends(log).keys() == found.keys()
+    more = ["--channels", "math", "--group", "math-rewards"]
+    with running_worker(log, *options, *more, slot="1") as worker:
+        assert wait_for_ends(log, 3, worker)["math"].reward == 1.0
+
+
+def test_feedback_on_steps_is_summed_and_does_not_revive_an_expired_trajectory(
+    log: Connection,
+) -> None:
+    expired = end("e", end_id=expired_id("e"), status="expired")
+    write(log, STEPS, [step("t-0"), feedback(0.5, step_id="t-0"), step("t-1", index=1)])
+    write(log, STEPS, [step("e-0", "e", reward=1.0), expired, feedback(0.25, "e"), end("e")])
+    write(log, STEPS, [end(steps=2), feedback(0.25, step_id="t-1"), feedback(0.75, "e")])
+    with running_worker(log) as worker:
+        wait_for(lambda: len(records(log, REWARDED)) == 10, worker)
+    with Dataset(log, REWARDED, SelectionSettings()) as dataset:
+        items = list(dataset.items())
+    late = [item.received for item in items if isinstance(item, StrayRecord)]
+    feedback_after = [one for one in late if isinstance(one.record, Feedback)]
+    rewards = {}
+    for trajectory in (item for item in items if isinstance(item, Trajectory)):
+        own = [one for one in feedback_after if feedback_of(one).trajectory_uid == trajectory.uid]
+        counting = given_rewards(trajectory, own).counting
+        rewards[trajectory.uid] = (trajectory.end.status, trajectory.end.reward, counting)
+    assert rewards == {"t": ("completed", 0.5, 0.75), "e": ("expired", None, 0.75)}
 
 
 def test_a_bad_function_fails_its_trajectory_and_no_other(
