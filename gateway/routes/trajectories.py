@@ -24,6 +24,7 @@ from gateway.routes.parts import GatewayState, prompt_scope
 from gateway.routes.route import BASE_URL, RouteSpec
 from gateway.state.completion import Completion
 from gateway.state.trajectory import TrajectoryState
+from pool.core.rewards import SCORED_STATUSES
 from schemas import Feedback, StepAdvantages
 from schemas.packing import pack_logprobs
 
@@ -121,7 +122,19 @@ async def give_feedback(state: GatewayState, exchange: Exchange) -> None:
             created_at=int(time.time() * 1000),
         )
     )
-    await exchange.reply(200, OK)
+    await exchange.reply(200, _feedback_reply(trajectory))
+
+
+def _feedback_reply(trajectory: TrajectoryState) -> bytes:
+    """Feedback is kept whatever became of its trajectory; the client learns if it cannot count."""
+    status = trajectory.status
+    if status is None or status in SCORED_STATUSES:
+        return OK
+    warning = (
+        f"Trajectory {trajectory.uid} has ended with status {status}, so it is not trained. The "
+        "reward is kept in the log."
+    )
+    return msgspec.json.encode({"status": "ok", "warning": warning})
 
 
 def _step_advantages(

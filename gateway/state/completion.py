@@ -48,6 +48,12 @@ def trajectory_end(trajectory: TrajectoryState, completion: Completion) -> Traje
 
 def check_repeats(end: TrajectoryEnd, completion: Completion) -> None:
     """Refuses a completion that differs from the End that the log has."""
+    if end.status == "expired":
+        raise Conflict(
+            f"Trajectory {end.trajectory_uid} has expired: its deadline passed before it was "
+            "completed, so it is not trained. Start a new trajectory, with a longer deadline_s if it "
+            "needs more time."
+        )
     is_equal = (end.status, end.reward) == (completion.status, completion.reward)
     if not is_equal or completion.channel not in (None, end.channel):
         raise Conflict(

@@ -25,6 +25,8 @@ from schemas import Record, Registration, TrajectoryEnd
 IDLE_S = 600.0
 """Seconds without a call after which a trajectory leaves memory; its next call reads it back."""
 EVICT_EVERY_S = 30.0
+CLOCK_DIFFERENCE_MS = 60_000
+"""How far the clock of the reward worker, which ends overdue trajectories, may be ahead of ours."""
 
 
 class Trajectories:
@@ -192,10 +194,20 @@ class Trajectories:
             await self._log.write(delivery_note(step, delivered=False))
         end = trajectory_end(trajectory, completion)
         await self._log.write(end)
-        return end
+        return await self._first_end(trajectory, end)
+
+    async def _first_end(
+        self, trajectory: TrajectoryState, written: TrajectoryEnd
+    ) -> TrajectoryEnd:
+        """The End that counts, after one was written. Near its deadline a trajectory may have expired
+        before: the first End holds, and the client must not hear that its own did."""
+        deadline = trajectory.registration.deadline
+        if deadline is None or time.time() * 1000 < deadline - CLOCK_DIFFERENCE_MS:
+            return written
+        return await self._find_end(trajectory) or written
 
     async def _find_end(self, trajectory: TrajectoryState) -> TrajectoryEnd | None:
-        """The End that another process has written."""
+        """The first End that the log has."""
         records = await self._recovery.records(trajectory.registration)
         return next((record for record in records if isinstance(record, TrajectoryEnd)), None)
 

@@ -14,6 +14,7 @@ from gateway.state.log import StepsRecord
 from pool.core.prompts import BrokenPrompt, full_prompt
 from schemas import Registration, Step, StepNote, TrajectoryEnd
 from schemas.packing import ID_BYTES
+from schemas.records import Status
 
 Value = TypeVar("Value")
 
@@ -74,6 +75,11 @@ class TrajectoryState:
     @property
     def is_closed(self) -> bool:
         return self.end is not None or self.registration.status is not None
+
+    @property
+    def status(self) -> Status | None:
+        """How it ended; None while it is open."""
+        return self.end.status if self.end is not None else self.registration.status
 
     @property
     def step_count(self) -> int:

@@ -4,8 +4,13 @@ import json
 import urllib.parse
 from typing import Any
 
+import msgspec
 import pytest
 
+from pool.core.progress import Received
+from pool.core.trajectories import TrajectoryAssembler
+from pool.topics import STEPS, TRAJECTORIES
+from reward.worker.expiry import overdue
 from schemas.packing import unpack_logprobs
 from tests.gateway.client import (
     HELLO,
@@ -24,6 +29,8 @@ from tests.gateway.client import (
 )
 from tests.gateway.running import RunningGateway
 from tests.gateway.stub_engine import StubEngine
+from tests.pool.log import write
+from tests.pool.records import FAR
 
 pytestmark = pytest.mark.broker
 
@@ -445,6 +452,57 @@ def test_feedback_is_taken_after_the_end(
     path = f"/{uid}/{prompt_uid}/v1/feedback"
     assert gateway.post(path, {"reward": 1, "step_id": answer}).status == 200
     assert len(feedback(gateway, uid)) == 1
+
+
+def expire(gateway: RunningGateway, uid: str, *topics: str) -> None:
+    """Writes what a reward worker writes when the deadline has passed."""
+    assembler = TrajectoryAssembler()
+    assembler.feed(Received(only_step(gateway, uid), 0, 0))
+    [(end, closing, _)] = overdue(assembler, FAR)
+    begins = registrations(gateway, uid)[-1].begins
+    written = {STEPS: end, TRAJECTORIES: msgspec.structs.replace(closing, begins=begins)}
+    for topic in topics:
+        write(gateway.connection, topic, [written[topic]])
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "expired"])
+def test_feedback_on_what_cannot_be_trained_is_kept_and_says_so(
+    gateway: RunningGateway, uid: str, prompt_uid: str, status: str
+) -> None:
+    chat(gateway, uid, prompt_uid)
+    base = f"/{uid}/{prompt_uid}/v1"
+    if status == "expired":
+        expire(gateway, uid, STEPS, TRAJECTORIES)
+    else:
+        gateway.post(f"{base}/complete_trajectory", {"status": status})
+    replies: list[dict[str, str]] = []
+
+    def is_warned() -> bool:  # the gateway hears of an expired one within moments
+        reply = gateway.post(f"{base}/feedback", {"reward": 1})
+        assert (reply.status, reply.body["status"]) == (200, "ok")
+        replies.append(reply.body)
+        return "warning" in reply.body
+
+    eventually(is_warned)
+    assert f"has ended with status {status}, so it is not trained" in replies[-1]["warning"]
+    assert len(feedback(gateway, uid)) == len(replies)
+
+
+def test_a_completion_after_the_expired_end_does_not_hold(
+    gateway: RunningGateway, uid: str, prompt_uid: str
+) -> None:
+    """Whether or not the gateway has heard of it: the first End in the log holds."""
+    base = f"/{uid}/{prompt_uid}/v1"
+    gateway.post(f"{base}/register_trajectory", {"deadline_s": 30})
+    chat(gateway, uid, prompt_uid)
+    expire(gateway, uid, STEPS)
+    for _ in range(2):
+        reply = gateway.post(f"{base}/complete_trajectory", {"reward": 1})
+        assert reply.status == 409
+        assert "has expired: its deadline passed" in error(reply)["message"]
+    assert [end.status for end in ends(gateway, uid)] == ["expired", "completed"]
+    assert "warning" in gateway.post(f"{base}/feedback", {"reward": 1}).body
+    assert gateway.post(f"{base}/chat/completions", {"messages": HELLO}).status == 409
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from pool.core.progress import Received
 from pool.core.rewards import given_rewards
 from schemas import Record
-from tests.pool.records import at, end, feedback, step, trajectory_of
+from tests.pool.records import at, end, feedback, note, step, trajectory_of
 
 TWO = [step("a"), step("b", index=1)]
 
@@ -67,10 +67,7 @@ def test_a_sum_in_the_end_changes_with_later_feedback_on_a_step() -> None:
 
 
 def test_orphans_and_unknown_steps_do_not_count() -> None:
-    retried = [
-        step("a", request_hash=b"same", reward=8.0),
-        step("b", index=1, request_hash=b"same", reward=0.5),
-    ]
+    retried = [step("a", reward=8.0), note("a", False), step("b", index=1, reward=0.5)]
     later = [at(8, on_step(4.0, "a")), at(9, on_step(2.0, "no such step"))]
     assert counting(*retried, end(steps=2), later=later) == 0.5
 
