@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 # Where bytecode is switched off, every process of a test would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE =
 READY := $(VENV)/.ready
+COMPILED := $(VENV)/.compiled
+LIGHT := -m 'not heavy and not slow and not proof'
 # More workers than cores: they mostly wait for Kafka.
-LIGHT_TESTS = $(BIN)/pytest -m 'not heavy and not slow and not proof' -n 6
+LIGHT_TESTS = $(BIN)/pytest $(LIGHT) -n 6
 
 .PHONY: check setup setup-cpu demo docs lint test test-slow proof bench clean
 
@@ -17,6 +19,11 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv -c constraints.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]' -c constraints.txt
+	touch $@
+
+# Once, lest all workers of the first run compile the same files at the same time.
+$(COMPILED): $(READY)
+	$(BIN)/pytest $(LIGHT) --collect-only --quiet > /dev/null
 	touch $@
 
 # vLLM on the CPU: its wheel asks for a torch build that only its own index has; the usual one works.
@@ -37,11 +44,11 @@ lint: setup
 	$(BIN)/mypy
 
 # What a contributor runs all the time: it needs neither torch nor vLLM.
-check: lint
+check: lint $(COMPILED)
 	$(LIGHT_TESTS)
 
 # The tests of `check`, and then those that load torch: two runs, so that few processes load it.
-test: setup-cpu
+test: setup-cpu $(COMPILED)
 	$(LIGHT_TESTS)
 	$(BIN)/pytest -m 'heavy and not slow and not proof' -n 2
 
