@@ -29,6 +29,7 @@ from gateway.tokens.renderer import Renderer
 from pool import topics
 from pool.readers.follower import Follower
 from pool.topics import LEDGER, POLICY, STEPS, TOPICS, TRAJECTORIES
+from schemas import Record
 from servicekit.errors import BrokerUnavailable
 from servicekit.process import listen, start_logging, tune_garbage_collector
 from servicekit.tokenizer import hide_torch
@@ -136,13 +137,17 @@ async def _open_parts(
         recovery = Recovery(steps_log)
         trajectories = Trajectories(steps_log, recovery, admission, rules)
         state.starting_reason = "it is reading the log"
-        followers = [await enter(Follower(settings, POLICY, codec, policy.apply))]
+
+        def apply_policy(record: Record) -> None:
+            policy.apply(record)
+            admission.apply(record)
+
+        followers = [await enter(Follower(settings, POLICY, codec, apply_policy))]
         trajectories.registrar.follower = await enter(
             Follower(settings, TRAJECTORIES, codec, trajectories.apply, rules.gateway.encode())
         )
         followers.append(trajectories.registrar.follower)
-        if settings.max_groups is not None:
-            followers.append(await enter(Follower(settings, LEDGER, codec, admission.apply)))
+        followers.append(await enter(Follower(settings, LEDGER, codec, admission.apply)))
         engines = await enter(open_engines(settings, policy))
         generator = Generator(renderer, engines, settings.parse == "always")
         parts = GatewayParts(settings, state.keys, steps_log, trajectories, generator, policy)

@@ -61,7 +61,7 @@ class GatewaySettings(ServiceSettings):
     max_groups: Positive | None = Field(
         None,
         description="groups in flight, running or waiting for the trainer: (eta + 1) * B; further "
-        "groups get 429 (default: no limit)",
+        "groups get 429 (default: three batches of the trainer, once one has started)",
     )
     usable_share: float = Field(
         0.5,

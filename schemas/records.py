@@ -235,6 +235,7 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     weights: str | None = None
     created_at: int = 0
     topic: str = "rewarded"
+    groups_per_batch: int | None = None
 
 
 class Member(RecordPart, frozen=True, kw_only=True):

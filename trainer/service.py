@@ -100,6 +100,7 @@ def _run_live(settings: TrainSettings, orders: RankOrders, probe: Probe) -> None
             settings.waiting_groups,
             probe,
             settings.accept_loss,
+            settings.groups_per_batch,
         )
         judge = Judge(settings, incarnation.marks, _reward_function(settings))
         decider = LiveDecider(incarnation, settings, judge, _recorded_fields(settings), probe)

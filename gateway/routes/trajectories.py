@@ -66,7 +66,7 @@ async def register_trajectory(state: GatewayState, exchange: Exchange) -> None:
     uid, tenant, prompt_uid = parts.path_ids(exchange)
     body = decode(await exchange.body(), RegisterBody)
     metadata = metadata_text(body.metadata)
-    trajectory = await parts.trajectories.for_call(uid, prompt_uid, tenant, body.channel)
+    trajectory = await parts.trajectories.for_call(uid, prompt_uid, tenant, body.channel, metadata)
     fields: dict[str, Any] = {
         "channel": body.channel,
         "metadata": metadata,

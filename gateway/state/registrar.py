@@ -18,6 +18,7 @@ from gateway.state.index import TrajectoryIndex
 from gateway.state.log import StepsLog
 from gateway.state.recovery import Recovery
 from gateway.state.trajectory import TrajectoryState
+from pool.core.shares import read_share
 from pool.readers.follower import Follower
 from schemas import Registration, TrajectoryEnd
 
@@ -60,7 +61,7 @@ class Registrar:
         """The registration of a trajectory, if it may begin now. Nothing is written yet."""
         channel = fields.get("channel") or TRAIN
         self._check_open_trajectories(tenant)
-        self._admit(uid, channel, prompt_uid)
+        self._admit(uid, channel, prompt_uid, fields.get("metadata") or "{}")
         now = time.time()
         deadline_s = fields.get("deadline_s") or self._rules.deadline_s
         return Registration(
@@ -78,18 +79,21 @@ class Registrar:
             created_at=int(now * 1000),
         )
 
-    def _admit(self, uid: str, channel: str, prompt_uid: str) -> None:
+    def _admit(self, uid: str, channel: str, prompt_uid: str, metadata: str) -> None:
         if channel != TRAIN:
             return
-        if not self._admission.admits(prompt_uid):
+        share = read_share(metadata)
+        if not self._admission.admits(prompt_uid, share):
             metrics.refused_groups.inc()
+            total, own = self._admission.limit, self._admission.limit_of(share)
+            part = f", of which {own} for {share.environment or 'others'}" if own != total else ""
             raise TooMany(
-                f"Too many groups in flight (limit {self._admission.limit}). Retry this prompt after "
-                "the trainer has decided one of them.",
+                f"Too many groups in flight (limit {total}{part}). Retry this prompt after the trainer "
+                "has decided one of them.",
                 code="too_many_groups",
                 wait_s=self._admission.expected_wait(),
             )
-        self._admission.expect(uid, prompt_uid)
+        self._admission.expect(uid, prompt_uid, share)
 
     def _check_open_trajectories(self, tenant: str) -> None:
         limit = self._rules.max_open_trajectories
@@ -148,7 +152,8 @@ class Registrar:
             raise completed_error(trajectory.uid)
         registration = trajectory.registration
         if changes.get("channel") == TRAIN != registration.channel:
-            self._admit(trajectory.uid, TRAIN, registration.prompt_uid)
+            metadata = changes.get("metadata", registration.metadata)
+            self._admit(trajectory.uid, TRAIN, registration.prompt_uid, metadata)
         trajectory.explicit_fields |= changes
         trajectory.registration = self._changed(trajectory, implicit=False, **changes)
         trajectory.registered = False
@@ -165,7 +170,10 @@ class Registrar:
                 f"{trajectory.registration.prompt_uid}, not {prompt_uid}: the prompt in the URL must "
                 "not change after the first call."
             )
-        self._admit(trajectory.uid, channel or trajectory.registration.channel, prompt_uid)
+        registration = trajectory.registration
+        self._admit(
+            trajectory.uid, channel or registration.channel, prompt_uid, registration.metadata
+        )
         begins = self._log.end_before(prompt_uid)
         trajectory.registration = self._changed(trajectory, prompt_uid=prompt_uid, begins=begins)
         trajectory.registered = False

@@ -60,10 +60,16 @@ class Trajectories:
     # Looking up and opening
 
     async def for_call(
-        self, uid: str, prompt_uid: str, tenant: str, channel: str | None = None
+        self,
+        uid: str,
+        prompt_uid: str,
+        tenant: str,
+        channel: str | None = None,
+        metadata: str | None = None,
     ) -> TrajectoryState:
-        """The trajectory of a call; opens an unknown one, in this channel. Refuses a closed one."""
-        trajectory = await self._get_or_open(uid, prompt_uid, tenant, channel)
+        """The trajectory of a call; opens an unknown one, with this channel and metadata. Refuses a
+        closed one."""
+        trajectory = await self._get_or_open(uid, prompt_uid, tenant, channel, metadata)
         if trajectory.is_closed or trajectory.closing.locked():
             raise completed_error(uid)
         if trajectory.registration.prompt_uid != prompt_uid:
@@ -98,24 +104,31 @@ class Trajectories:
         )
 
     async def _get_or_open(
-        self, uid: str, prompt_uid: str, tenant: str, channel: str | None = None
+        self,
+        uid: str,
+        prompt_uid: str,
+        tenant: str,
+        channel: str | None = None,
+        metadata: str | None = None,
     ) -> TrajectoryState:
         trajectory = self._in_memory.get(uid)
         if trajectory is None and (registration := self._index.open_registration(uid)) is not None:
             trajectory = await self._recover_once(registration)
         if trajectory is None:
-            trajectory = self._open(uid, prompt_uid, tenant, channel)
+            trajectory = self._open(uid, prompt_uid, tenant, channel, metadata)
         if trajectory.registration.tenant != tenant:
             raise _not_found(uid)
         trajectory.last_used = time.monotonic()
         return trajectory
 
-    def _open(self, uid: str, prompt_uid: str, tenant: str, channel: str | None) -> TrajectoryState:
+    def _open(
+        self, uid: str, prompt_uid: str, tenant: str, channel: str | None, metadata: str | None
+    ) -> TrajectoryState:
         closed = self._index.closed(uid)
         if closed is not None:
             raise completed_error(uid) if closed.tenant == tenant else _not_found(uid)
         registration = self.registrar.new_registration(
-            uid, prompt_uid, tenant, channel=channel, implicit=channel is None
+            uid, prompt_uid, tenant, channel=channel, metadata=metadata, implicit=channel is None
         )
         trajectory = self._keep(TrajectoryState(registration))
         trajectory.explicit_fields |= {"channel": channel} if channel else {}

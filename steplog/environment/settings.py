@@ -43,6 +43,14 @@ class EnvironmentSettings(BaseModel):
     until_version: Positive | None = Field(
         None, description="serve stops when the engines have the weights of this version"
     )
+    weight: Annotated[float, Field(gt=0)] = Field(
+        1.0,
+        description="this environment's weight among all that serve the same run: groups in flight are "
+        "divided by weight",
+    )
+    min_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="smallest share of every batch that comes from this environment"
+    )
     workers: Positive = Field(16, description="largest number of groups that run at the same time")
     rollout_timeout_s: Seconds = Field(600, description="time limit of a rollout in seconds")
     max_token_length: Positive | None = Field(
@@ -95,6 +103,13 @@ class EnvironmentSettings(BaseModel):
         if url is not None and not url.startswith(("http://", "https://")):
             raise ValueError("it must start with http:// or https://")
         return url.rstrip("/") if url is not None else None
+
+    @property
+    def share(self) -> dict[str, dict[str, float]]:
+        """What its trajectories are registered with, so that gateway and trainer know its share."""
+        if (self.weight, self.min_share) == (1.0, 0.0):
+            return {}
+        return {"steplog_share": {"weight": self.weight, "minimum": self.min_share}}
 
     @property
     def deadline_s(self) -> float:

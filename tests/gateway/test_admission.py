@@ -9,11 +9,11 @@ import pytest
 
 from pool import topics
 from pool.connection import Connection
-from pool.topics import LEDGER
-from schemas import DecidedGroup, Decision, Member
+from pool.topics import LEDGER, POLICY
+from schemas import DecidedGroup, Decision, Member, PolicyVersion
 from steplog.kafka import local_kafka
 from tests.gateway.client import chat, error, eventually, in_background, said, steps
-from tests.gateway.running import RunningGateway, running_gateway
+from tests.gateway.running import Reply, RunningGateway, running_gateway
 from tests.gateway.stub_engine import StubEngine
 from tests.pool.log import write
 
@@ -222,3 +222,29 @@ def test_a_restart_gives_the_same_count(full: Trainer, uid: str, prompt_uid: str
     assert full.count() == LIMIT
     assert chat(full.gateway, uid, f"{prompt_uid}-new").status == 429
     full.begin(f"{prompt_uid}-1")
+
+
+def test_a_trainer_that_starts_bounds_the_groups_in_flight_also_after_a_kill(
+    kafka: local_kafka.Broker, stub: StubEngine, tokenizer: Path
+) -> None:
+    """Needs gateways of its own: the others have a limit. The second finds everything in the log."""
+    prefix = f"bound-{uuid.uuid4().hex[:8]}."
+    connection = Connection(bootstrap=kafka.bootstrap, topic_prefix=prefix)
+    topics.create(connection, partitions=2)
+
+    def begin(gateway: RunningGateway) -> Reply:
+        return gateway.post("/init_trajectory", {"prompt_uid": uuid.uuid4().hex})
+
+    with running_gateway(connection, [stub.url], tokenizer) as gateway:
+        assert [begin(gateway).status for _ in range(3)] == [200] * 3
+        started = PolicyVersion(
+            run="default", incarnation=1, version=0, phase="started", groups_per_batch=1
+        )
+        write(connection, POLICY, [started])
+        eventually(lambda: begin(gateway).status == 429)
+        gateway.process.kill()
+    # It is not ready, because its engine has weights of no incarnation; groups need none to begin.
+    with running_gateway(connection, [stub.url], tokenizer, wait=False) as gateway:
+        eventually(lambda: "Ready to serve calls" in gateway.log.read_text())
+        reply = begin(gateway)
+        assert reply.status == 429 and "(limit 3)" in error(reply)["message"]

@@ -1,13 +1,23 @@
 """How many groups run or wait, as a fold of `trajectories` and `ledger`."""
 
 import itertools
+import json
 from typing import Any
 
 import msgspec
 import pytest
 
 from gateway.state.admission import Admission
-from schemas import DecidedGroup, Decision, Member, Position, Record, Registration
+from pool.core.shares import EnvironmentShare, read_share
+from schemas import (
+    DecidedGroup,
+    Decision,
+    Member,
+    PolicyVersion,
+    Position,
+    Record,
+    Registration,
+)
 
 COUNT = itertools.count(1)
 
@@ -112,7 +122,7 @@ def test_a_decided_prompt_is_new_again() -> None:
     assert not admission.admits("p")
 
 
-def test_without_a_limit_everything_is_admitted() -> None:
+def test_before_a_trainer_has_started_everything_is_admitted() -> None:
     admission = fold(*(registered(str(n), str(n)) for n in range(100)), limit=None)
     assert admission.admits("new")
 
@@ -133,3 +143,74 @@ def test_a_group_that_did_not_begin_after_all_is_forgotten() -> None:
     admission.expect("a", "p")
     admission.forget("a")
     assert admission.admits("q")
+
+
+def started(groups_per_batch: int | None, run: str = "r") -> PolicyVersion:
+    return PolicyVersion(
+        run=run, incarnation=1, version=0, phase="started", groups_per_batch=groups_per_batch
+    )
+
+
+def test_three_batches_of_the_trainer_may_be_in_flight_unless_a_limit_is_set() -> None:
+    waiting = [registered(str(n), str(n)) for n in range(6)]
+    assert not fold(*waiting, started(2), limit=None).admits("new"), "those of before count too"
+    assert fold(*waiting, started(3), limit=None).admits("new")
+    assert fold(*waiting, started(2), limit=7).admits("new")
+    assert fold(*waiting, started(2, run="other"), started(None), limit=None).admits("new")
+    assert fold(*waiting, started(2), started(3), limit=None).admits("new"), "the newest holds"
+
+
+def of(environment: str, weight: float = 1.0, minimum: float = 0.0) -> str:
+    share = {"weight": weight, "minimum": minimum}
+    return json.dumps({"environment": environment, "steplog_share": share})
+
+
+def in_flight(metadata: str, count: int) -> list[Registration]:
+    name = read_share(metadata).environment
+    return [registered(f"{name}{n}", f"{name}{n}", metadata=metadata) for n in range(count)]
+
+
+def test_an_environment_may_have_its_part_of_the_groups_in_flight() -> None:
+    maths, code = of("math", 2.0), of("code", 1.0)
+    admission = fold(*in_flight(maths, 5), *in_flight(code, 3), limit=9)
+    assert admission.admits("new", read_share(maths)), "six of nine are its own"
+    assert not admission.admits("new", read_share(code))
+    admission.expect("m", "new", read_share(maths))
+    assert not admission.admits("newer", read_share(maths)), "one is about to begin"
+
+
+def test_alone_an_environment_has_all_places() -> None:
+    admission = fold(*in_flight(of("math", 2.0), 8), limit=9)
+    assert admission.admits("new", read_share(of("math", 2.0)))
+
+
+def test_without_a_stated_share_environments_take_what_is_free() -> None:
+    plain = [json.dumps({"environment": name}) for name in ("math", "code")]
+    admission = fold(*in_flight(plain[0], 8), *in_flight(plain[1], 1), limit=10)
+    assert admission.admits("new", read_share(plain[0]))
+
+
+def test_a_minimum_is_kept_free_and_the_rest_is_divided_by_weight() -> None:
+    code = of("code", minimum=0.5)
+    admission = fold(*in_flight(of("math"), 2), *in_flight(code, 1), limit=8)
+    limits = [admission.limit_of(read_share(one)) for one in (of("math"), code)]
+    assert limits == [2, 6]
+    assert not admission.admits("new", read_share(of("math")))
+
+
+def test_an_environment_that_is_gone_gives_its_part_back() -> None:
+    code, maths = of("code", minimum=0.5), of("math")
+    admission = fold(*in_flight(code, 1), decided("code0", prompt="code0"), limit=2)
+    assert admission.limit_of(read_share(maths)) == 1
+    for one in in_flight(maths, 8):  # four times the limit
+        admission.apply(one)
+        admission.apply(decided(one.trajectory_uid, prompt=one.prompt_uid))
+    assert admission.limit_of(read_share(maths)) == 2
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    ["{}", '{"environment": 7}', '{"steplog_share": 1}', '{"steplog_share": {"weight": -1}}'],
+)
+def test_metadata_may_be_anything(metadata: str) -> None:
+    assert read_share(metadata) == EnvironmentShare()

@@ -152,6 +152,7 @@ FULL: list[Record] = [
         weights="sha256:00",
         created_at=1,
         topic="rewarded.other",
+        groups_per_batch=32,
     ),
     Decision(
         run="run-1",

@@ -1,13 +1,16 @@
 """Selects which closed groups make a batch, oldest first.
 
 Any of them may train, none waits for a group of another prompt, and the rest is left for the next
-batch.
+batch. If an environment has a minimum share, as many places are kept for its groups.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from trainer.decisions.minimum_shares import share_of
 from trainer.decisions.pending import JudgedGroup, ReadyGroup
+
+NO_MINIMUMS: Mapping[str, int] = {}
 
 
 class BatchSelection(NamedTuple):
@@ -19,24 +22,56 @@ class BatchSelection(NamedTuple):
 
 
 def select_batch(
-    judged: Sequence[JudgedGroup], target: int, no_variance: Literal["refill", "shrink"]
+    judged: Sequence[JudgedGroup],
+    target: int,
+    no_variance: Literal["refill", "shrink"],
+    minimums: Mapping[str, int] = NO_MINIMUMS,
 ) -> BatchSelection:
     """Takes groups in order until `target` of them count. With `refill` only groups that train count;
-    with `shrink` groups without variance count too, so the batch may be smaller."""
+    with `shrink` groups without variance count too, so the batch may be smaller. `minimums` are the
+    places that are kept, by environment."""
     refused: list[JudgedGroup] = []
     batch: list[JudgedGroup] = []
-    counted = 0
-    for ready, decided in judged:
-        if counted == target:
-            break
+    passed_over: list[ReadyGroup] = []
+    places = _Places(target, minimums)
+    for number, (ready, decided) in enumerate(judged):
+        if not places.left:
+            rest = [ready for ready, _ in judged[number:]]
+            return BatchSelection(batch, refused, passed_over + rest)
         is_trained = decided.verdict == "train"
-        (batch if is_trained else refused).append((ready, decided))
-        counts_anyway = decided.verdict == "no_variance" and no_variance == "shrink"
-        counted += is_trained or counts_anyway
-    rest = [ready for ready, _ in judged[len(batch) + len(refused) :]]
-    if counted < target:
-        return BatchSelection([], refused, [ready for ready, _ in batch] + rest)
-    return BatchSelection(batch, refused, rest)
+        counts = is_trained or (decided.verdict == "no_variance" and no_variance == "shrink")
+        if counts and not places.take(ready):
+            passed_over.append(ready)
+        else:
+            (batch if is_trained else refused).append((ready, decided))
+    if not places.left:
+        return BatchSelection(batch, refused, passed_over)
+    undecided = {id(decided) for _, decided in refused}
+    waiting = [ready for ready, decided in judged if id(decided) not in undecided]
+    return BatchSelection([], refused, waiting)
+
+
+class _Places:
+    """The places of a batch, some of which may be kept for environments."""
+
+    def __init__(self, count: int, kept: Mapping[str, int]) -> None:
+        self.left = count
+        self._kept = dict(kept)
+        self._refused: set[tuple[int, str]] = set()
+        """Prompts of groups that found no place: later groups of theirs must not overtake them."""
+
+    def take(self, ready: ReadyGroup) -> bool:
+        """Whether there is a place for the group."""
+        environment = share_of(ready.group).environment if self._kept else ""
+        has_kept = self._kept.get(environment, 0) > 0
+        is_free = has_kept or self.left > sum(self._kept.values())
+        if not is_free or _prompt(ready) in self._refused:
+            self._refused.add(_prompt(ready))
+            return False
+        if has_kept:
+            self._kept[environment] -= 1
+        self.left -= 1
+        return True
 
 
 def split_by_turn(

@@ -13,6 +13,7 @@ from trainer.decisions.expiry import GroupExpiry
 from trainer.decisions.gauges import update_gauges
 from trainer.decisions.judge import Judge
 from trainer.decisions.maker import DecisionMaker
+from trainer.decisions.minimum_shares import MinimumShares
 from trainer.decisions.settings import DecisionSettings
 from trainer.incarnation.live import LiveIncarnation
 
@@ -37,7 +38,8 @@ class LiveDecider(Decider):
         probe: Callable[[str], None] = lambda stage: None,
         verdicts_every: float = VERDICTS_EVERY_S,
     ) -> None:
-        decisions = DecisionMaker(incarnation, settings, judge, describe)
+        minimums = MinimumShares(settings.min_share_wait_s)
+        decisions = DecisionMaker(incarnation, settings, judge, describe, minimums)
         super().__init__(incarnation, decisions, probe)
         self._live_incarnation = incarnation
         self._expiry = GroupExpiry(incarnation, settings, judge, decisions)

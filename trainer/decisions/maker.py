@@ -12,8 +12,14 @@ from pool.core.progress import WorkItem
 from pool.producers.output import Output
 from schemas import DecidedGroup, Decision, PartitionOffsets
 from servicekit.errors import Fatal
-from trainer.decisions.batch_selection import closed_at, select_batch, split_by_turn
+from trainer.decisions.batch_selection import (
+    NO_MINIMUMS,
+    closed_at,
+    select_batch,
+    split_by_turn,
+)
 from trainer.decisions.judge import Judge
+from trainer.decisions.minimum_shares import MinimumShares
 from trainer.decisions.pending import JudgedGroup, PendingVerdicts, ReadyGroup
 from trainer.decisions.settings import DecisionSettings
 from trainer.decisions.statistics import DecisionStatistics
@@ -26,7 +32,8 @@ RETRY_S = 0.02
 
 class DecisionMaker:
     """Used only by the thread that owns the consumer. `describe` returns what a Decision records about
-    the training of its batch: settings and seed."""
+    the training of its batch: settings and seed. Without `minimums`, as offline, groups are taken in
+    their order, whatever share their environment states."""
 
     def __init__(
         self,
@@ -34,6 +41,7 @@ class DecisionMaker:
         settings: DecisionSettings,
         judge: Judge,
         describe: Callable[[int], dict[str, Any]],
+        minimums: MinimumShares | None = None,
     ) -> None:
         self.ready: list[ReadyGroup] = []
         """Closed groups that can be trained."""
@@ -46,6 +54,7 @@ class DecisionMaker:
         self._settings = settings
         self._judge = judge
         self._describe = describe
+        self._minimums = minimums
 
     def set_version(self, version: int) -> None:
         """Judges all waiting groups again: those that became too old do not wait for the next batch."""
@@ -63,6 +72,8 @@ class DecisionMaker:
 
     def take(self, work: WorkItem[GroupItem]) -> None:
         if isinstance(work.item, Group):
+            if self._minimums is not None:
+                self._minimums.note(work.item)
             self.admit(ReadyGroup(work.item, work.assignment, work))
         elif isinstance(work.item, UngroupedTrajectory):
             self.verdicts.others.append(work.item.member())
@@ -107,7 +118,8 @@ class DecisionMaker:
 
     def _try_batch_of(self, target: int) -> Decision | None:
         judged = [(ready, self.judge(ready.group)) for ready in self.ready]
-        selection = select_batch(judged, target, self._settings.no_variance)
+        minimums = self._minimums.of_batch(target) if self._minimums is not None else NO_MINIMUMS
+        selection = select_batch(judged, target, self._settings.no_variance, minimums)
         self.ready = selection.waiting
         self.verdicts.groups += selection.refused
         if not selection.batch:

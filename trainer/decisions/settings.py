@@ -34,6 +34,12 @@ class DecisionSettings(BaseModel):
         description="groups whose rewards are all equal: replace them in the batch by other groups "
         "(refill), or make the batch smaller (shrink)",
     )
+    min_share_wait_s: float = Field(
+        600.0,
+        ge=0,
+        description="seconds without a group after which an environment's minimum share is ignored; "
+        "until then a batch waits for its groups",
+    )
     accept_runs: tuple[str, ...] = Field(
         (), description="other runs whose trajectories may be trained, at any age"
     )

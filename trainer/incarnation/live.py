@@ -7,12 +7,15 @@ It starts in this order; each step makes the next one safe:
 2. Take the run's transactional id. Whoever held it before can commit nothing any more.
 3. Read `policy` and `ledger`. Nobody else can add to them now.
 4. Commit `started` with the next incarnation number: from now on gateways send no calls to engines
-   that hold weights of earlier incarnations.
+   that hold weights of earlier incarnations. It also says how many groups a batch has, from which
+   gateways derive how many may be in flight.
 5. Join the consumer group, with the first poll.
 """
 
 import logging
 from collections.abc import Callable
+
+import msgspec
 
 from pool.connection import Connection
 from pool.consumers.consumer import StatefulConsumer
@@ -40,6 +43,7 @@ class LiveIncarnation(Incarnation):
         max_waiting: int,
         probe: Callable[[str], None],
         accept_loss: bool = False,
+        groups_per_batch: int | None = None,
     ) -> None:
         self.group = group
         self._rules = rules
@@ -55,7 +59,8 @@ class LiveIncarnation(Incarnation):
             probe=probe,
         )
         super().__init__(connection, run, topic)
-        self.write(self.started_record())
+        started = msgspec.structs.replace(self.started_record(), groups_per_batch=groups_per_batch)
+        self.write(started)
 
     def _make_assembler(self, partition: int) -> GroupAssembler:
         self.assemblers[partition] = GroupAssembler(

@@ -91,7 +91,7 @@ class GroupRunner(Generic[Item]):
                 channel=self._channel,
                 group_size=self._size,
                 deadline_s=settings.deadline_s,
-                metadata={"environment": title, **metadata},
+                metadata={"environment": title, **metadata, **settings.share},
             ),
             prompt_uid=group.prompt_uid,
             agents=self._environment.agents,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pool.core.shares import EnvironmentShare, read_share
 from schemas.packing import unpack_logprobs
 from steplog import Environment, EnvironmentFailed, EnvironmentSettings, Rollout, process, serve
 from tests.gateway.running import RunningGateway
@@ -135,9 +136,17 @@ class Credited(Plain):
 
 
 @pytest.mark.broker
-def test_advantages_of_tokens_and_of_answers_go_into_the_log(gateway: RunningGateway) -> None:
+def test_advantages_and_the_share_of_the_environment_go_into_the_log(
+    gateway: RunningGateway,
+) -> None:
     chosen = EnvironmentSettings(
-        gateway=gateway.url, dir=Path("kept"), jsonl=True, group_size=2, groups=1
+        gateway=gateway.url,
+        dir=Path("kept"),
+        jsonl=True,
+        group_size=2,
+        groups=1,
+        weight=2.0,
+        min_share=0.25,
     )
     asyncio.run(serve(Credited(chosen)))
     log = RecordedLog(gateway.connection, prompts(Path("kept/rollouts.jsonl")))
@@ -150,6 +159,7 @@ def test_advantages_of_tokens_and_of_answers_go_into_the_log(gateway: RunningGat
             first.step_id: [float(n % 2) for n in range(tokens)],
             second.step_id: [-1.0],
         }
+        assert read_share(member.end.metadata) == EnvironmentShare("credited", 2.0, 0.25, True)
 
 
 def test_advantages_that_do_not_fit_fail_their_rollout() -> None:

@@ -4,26 +4,32 @@ from typing import Any, cast
 
 from schemas import DecidedGroup
 from schemas.records import Verdict
+from tests.pool.records import end, trajectory_of
 from trainer.decisions.batch_selection import select_batch, split_by_turn
+from trainer.decisions.minimum_shares import MinimumShares
 from trainer.decisions.pending import ReadyGroup
 
 
 class Closed:
     """As much of a group as choosing looks at."""
 
-    def __init__(self, prompt: str, closed_at: int = 0) -> None:
+    def __init__(self, prompt: str, closed_at: int = 0, metadata: str = "{}") -> None:
         self.prompt_uid, self.partition, self.closed_at = prompt, 0, closed_at
+        ended = end(prompt=prompt, steps=0, metadata=metadata)
+        self.members = {"t": trajectory_of(ended)}
 
 
-def ready(prompt: str, closed_at: int = 0) -> ReadyGroup:
-    return ReadyGroup(cast(Any, Closed(prompt, closed_at)), cast(Any, None))
+def ready(prompt: str, closed_at: int = 0, metadata: str = "{}") -> ReadyGroup:
+    return ReadyGroup(cast(Any, Closed(prompt, closed_at, metadata)), cast(Any, None))
 
 
-def judged(prompt: str, verdict: Verdict = "train") -> tuple[ReadyGroup, DecidedGroup]:
+def judged(
+    prompt: str, verdict: Verdict = "train", metadata: str = "{}"
+) -> tuple[ReadyGroup, DecidedGroup]:
     decided = DecidedGroup(
         prompt_uid=prompt, partition=0, first_offset=0, closed_at=0, verdict=verdict
     )
-    return ready(prompt), decided
+    return ready(prompt, metadata=metadata), decided
 
 
 def names(groups: list[Any]) -> list[str]:
@@ -63,3 +69,42 @@ def test_a_group_stands_behind_an_earlier_one_of_its_prompt() -> None:
     behind, free = (ready("p", 20), decided), (ready("q", 20), decided)
     now, later = split_by_turn([behind, free], [ready("p", 10), ready("p", 30)])
     assert (names(now), names(later)) == (["q"], ["p"])
+
+
+CODE = '{"environment": "code", "steplog_share": {"minimum": 0.5}}'
+
+
+def test_places_are_kept_for_an_environment_with_a_minimum() -> None:
+    plain = [judged(name) for name in "abc"]
+    chosen = select_batch([*plain, judged("x", metadata=CODE)], 2, "refill", {"code": 1})
+    assert (names(chosen.batch), names(chosen.waiting)) == (["a", "x"], ["b", "c"])
+
+
+def test_a_batch_waits_for_a_minimum_with_its_groups_in_order() -> None:
+    plain = [judged("a"), judged("b", "stale"), judged("c"), judged("d")]
+    chosen = select_batch(plain, 2, "refill", {"code": 1})
+    assert chosen.batch == []
+    assert (names(chosen.refused), names(chosen.waiting)) == (["b"], ["a", "c", "d"])
+
+
+def test_an_environment_may_have_more_than_its_minimum() -> None:
+    given = [*(judged(name, metadata=CODE) for name in "xyz"), judged("a")]
+    chosen = select_batch(given, 3, "refill", {"code": 1})
+    assert names(chosen.batch) == ["x", "y", "z"]
+
+
+def test_no_group_of_a_prompt_overtakes_an_earlier_one() -> None:
+    given = [judged("a"), judged("p"), judged("p", metadata=CODE), judged("x", metadata=CODE)]
+    chosen = select_batch(given, 2, "refill", {"code": 1})
+    assert (names(chosen.batch), names(chosen.waiting)) == (["a", "x"], ["p", "p"])
+
+
+def test_a_minimum_holds_while_its_environment_delivers() -> None:
+    now = [0.0]
+    minimums = MinimumShares(60.0, clock=lambda: now[0])
+    assert minimums.of_batch(8) == {}
+    minimums.note(cast(Any, Closed("x", metadata=CODE)))
+    minimums.note(cast(Any, Closed("a")))
+    assert minimums.of_batch(8) == {"code": 4}
+    now[0] = 61.0
+    assert minimums.of_batch(8) == {}, "it is gone, and training goes on"
