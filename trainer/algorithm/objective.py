@@ -136,9 +136,10 @@ def _kept(settings: LossSettings, tokens: Tokens, drift: Tensor, means: Tensor) 
                 means = _means(_by_trajectory(torch.cat([log_rho, ones], 1), samples, count))
             return masks.geometric(means, **bounds)
         case "opsm":
-            # All tokens of a trajectory have the same advantage, so any of them may set it.
-            own = means.new_zeros(count).index_copy(0, samples, tokens.advantages)
-            return masks.opsm(means, own, opsm_delta=settings.opsm_delta or 0.0)
+            # An environment may give every token an advantage of its own; their mean counts.
+            pairs = torch.stack([tokens.advantages, torch.ones_like(tokens.advantages)], 1)
+            mean_advantages = _means(_by_trajectory(pairs, samples, count))
+            return masks.opsm(means, mean_advantages, opsm_delta=settings.opsm_delta or 0.0)
         case "veto":
             return masks.veto(drift, samples, count, **bounds)
         case "none":

@@ -82,6 +82,14 @@ def test_opsm_rejects_by_the_advantage_of_the_trajectory() -> None:
     assert loss_and_gradient(settings, pack)[1] == pytest.approx([0.0, -exp(-0.1)])
 
 
+def test_opsm_looks_at_the_mean_where_tokens_have_advantages_of_their_own() -> None:
+    settings = LossSettings(loss="icepop", sequence_mask="opsm", opsm_delta=0.05)
+    own = [-3.0, 1.0, 3.0, -1.0]
+    pack = tokens([-1.1] * 4, [-1.0] * 4, own, samples=[0, 0, 1, 1])
+    gradient = loss_and_gradient(settings, pack)[1]
+    assert gradient == pytest.approx([0.0, 0.0, -3 * exp(-0.1), exp(-0.1)])
+
+
 def test_veto_rejects_by_one_token() -> None:
     settings = LossSettings(loss="icepop", sequence_mask="veto")
     pack = tokens([-1.0, -1.0, -1.0], [-1.0, -9.0, -1.0], [1.0] * 3, samples=[0, 0, 1])
