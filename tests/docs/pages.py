@@ -8,7 +8,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
-    r"(?:^<!-- the engine answers: (?P<answers>.*) -->\n)?"
+    r"(?:^<!-- the engine answers: (?P<answers>[^\n]*) -->\n)?"
     r"^(?P<indent> *)```(?P<language>\S*)\n(?P<text>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )

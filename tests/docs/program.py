@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.agents import AGENTS, find_program
 from tests.docs.state import BIN, KAFKA_TOOLS, PORTS, State, read, write
 from tests.docs.unrunnable import find_check, settings_of
 
@@ -30,6 +31,8 @@ def main() -> None:
         exec_program(words)
     elif check is not None:
         check(words)
+    elif words[0] in AGENTS:
+        run_agent(words, file.parent / "home")
     elif words[0] in KAFKA_TOOLS:
         from steplog.kafka import software
 
@@ -50,6 +53,14 @@ def main() -> None:
         write(file, state)
     else:
         exec_program(words)
+
+
+def run_agent(words: Sequence[str], home: Path) -> None:
+    """Its settings and sessions are the page's, not those of whoever runs the tests."""
+    program = find_program(words[0])
+    home.mkdir(exist_ok=True)
+    os.environ["HOME"] = str(home)
+    os.execv(program, words)
 
 
 def exec_program(words: Sequence[str]) -> None:

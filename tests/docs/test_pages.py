@@ -99,12 +99,18 @@ CHECKS: dict[str, Callable[[Block, Path], None]] = {
 
 FAST_PAGES = ("agents.md",)
 """Pages that are not slow tests; the others start several services each."""
+OTHER_TESTS = ("coding-agents.md",)
+"""Pages that have a test of their own, which runs their blocks and looks at the log."""
 
 
 @pytest.mark.broker
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=() if p.name in FAST_PAGES else pytest.mark.slow) for p in PAGES],
+    [
+        pytest.param(p, marks=() if p.name in FAST_PAGES else pytest.mark.slow)
+        for p in PAGES
+        if p.name not in OTHER_TESTS
+    ],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_blocks_of_a_page_work(

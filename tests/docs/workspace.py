@@ -16,13 +16,17 @@ from pathlib import Path
 from pool import topics
 from pool.connection import Connection
 from pool.topics import TOPICS
+from tests import agents
+from tests.agents import AGENTS
 from tests.conftest import free_port
 from tests.docs.interpreter import Interpreter
 from tests.docs.pages import ROOT, Block
 from tests.docs.state import BIN, KAFKA_TOOLS, PORTS, State, read, write
 from tests.docs.unrunnable import UNRUNNABLE
 
-PROGRAMS = {"steplog", "python", *(words[0] for words in UNRUNNABLE), *KAFKA_TOOLS}
+PROGRAMS = {"steplog", "python", *(words[0] for words in UNRUNNABLE), *KAFKA_TOOLS, *AGENTS}
+FRAMEWORK = re.compile(r"^(?:from|import) (?:agents|langchain|litellm|pydantic_ai)", re.MULTILINE)
+"""Begins a block that needs the interpreter of the frameworks."""
 CHECKOUT_FILES = ["examples", "deploy", "docker-compose.yml", ".env.example", "pyproject.toml"]
 """Parts of the checkout that a page may refer to."""
 
@@ -45,7 +49,8 @@ class Workspace:
             str(tokenizer), ports,
         )  # fmt: skip
         write(self._state, state)
-        topics.create(Connection(bootstrap=bootstrap, topic_prefix=state.prefix))
+        self.connection = Connection(bootstrap=bootstrap, topic_prefix=state.prefix)
+        topics.create(self.connection)
         self._create_folders()
 
     def _create_folders(self) -> None:
@@ -72,7 +77,10 @@ class Workspace:
         self.save(block)
         self._start_assumed_services(block)
         text = self._substitute(block.commands)
-        if block.language == "python":
+        if block.language == "python" and FRAMEWORK.search(text):
+            (self.work / "block.py").write_text(text)
+            self._execute(f"{agents.find_python()} block.py", block)
+        elif block.language == "python":
             output = self.work.parent / "output"
             status = self._interpreter.run(text, self.work, self._environ(), output)
             assert status == 0, f"{block.location} exits with {status}:\n{output.read_text()}"
@@ -106,7 +114,8 @@ class Workspace:
         )
 
     def _environ(self) -> dict[str, str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("STEPLOG_")}
+        foreign = ("STEPLOG_", *agents.VARIABLES)
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
         return {
             **inherited,
             **read(self._state).variables(),
