@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-INSTALL_LIMIT_S = 600
+INSTALL_LIMIT_S = 240
 COMPLETE = "complete"
 UV = Path(sys.executable).with_name("uv")
 
