@@ -60,7 +60,7 @@ def run_agent(words: Sequence[str], home: Path) -> None:
     program = find_program(words[0])
     home.mkdir(exist_ok=True)
     os.environ["HOME"] = str(home)
-    os.execv(program, words)
+    os.execv(program, [*words])
 
 
 def exec_program(words: Sequence[str]) -> None:
