@@ -24,6 +24,7 @@ def group(
     tokens: int = 8,
     incarnation: int = 1,
     tokenizer: str = "",
+    metadata: str = "{}",
 ) -> list[Record]:
     """The records of a whole group; every trajectory has one Step."""
     chance = random.Random(f"{prompt} {seed}")
@@ -57,6 +58,7 @@ def group(
                 status="completed",
                 steps=1,
                 reward=reward,
+                metadata=metadata,
                 group_size=size,
             )
         )

@@ -72,6 +72,25 @@ def test_what_a_life_left_undecided_the_next_one_decides(log: Connection) -> Non
     assert sorted(seen) == ["new", "p0", "p1", "p2", "p3", "p4"]
 
 
+def test_a_batch_keeps_places_for_an_environment_with_a_minimum_share(log: Connection) -> None:
+    share = '{"environment": "code", "steplog_share": {"minimum": 0.5}}'
+    submit_groups(log, ["a", "b", "c"])
+    submit_groups(log, ["x"], metadata=share)
+    with running_decider(log) as run:
+        run.open(0)
+        until(lambda: run.decider.ready() == 4)
+        first = trained(run.next_batch(1))
+        assert len(first) == 2 and "x" in first
+        second = run.decider.next_batch(2)
+        submit_groups(log, ["d"])
+        until(lambda: run.decider.ready() == 3)
+        assert not second.done(), "it waits for the other environment"
+        submit_groups(log, ["y"], metadata=share)
+        assert "y" in trained(second.result(PATIENCE))
+    with running_decider(log, min_share_wait_s=0) as run:
+        assert len(trained(run.next_batch(3))) == 2, "one that delivers nothing is not waited for"
+
+
 def test_groups_without_variance_give_way_to_others(log: Connection) -> None:
     submit_groups(log, ["flat1", "flat2"], rewards=[1, 1, 1, 1])
     submit_groups(log, ["a", "b"])
