@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from http.client import HTTPException
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def post_as_clients_do(atropos: RunningAtropos, path: str, body: Any) -> None:
         try:
             assert atropos.ask("POST", path, body).status == 200
             return
-        except OSError:
+        except (OSError, HTTPException):  # the latter: it was killed between head and body
             assert left, "a client would have dropped its group"
             time.sleep(random.uniform(0, 0.5))
 
