@@ -8,5 +8,5 @@ A reward function gets a whole trajectory and returns what it is worth:
         return 1.0 if trajectory.text.strip() == trajectory.metadata["answer"] else 0.0
 
 The classes that reward functions use (Trajectory, TrajectoryStep, Reward, RewardFailed,
-RewardUnavailable) are defined in `reward/api.py`; users import them from `steplog`.
+RewardUnavailable) are defined in `steplog/rewards.py`; users import them from `steplog`.
 """

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reward.api import Reward, RewardFailed, RewardUnavailable, Trajectory, TrajectoryStep
     from steplog.environment import (
         Agent,
         Client,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         process,
         serve,
     )
+    from steplog.rewards import Reward, RewardFailed, RewardUnavailable, Trajectory, TrajectoryStep
 
 __all__ = [
     "Agent",
@@ -59,7 +59,7 @@ REWARD_NAMES = ("Reward", "RewardFailed", "RewardUnavailable", "Trajectory", "Tr
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'steplog' has no attribute {name!r}")
-    module = "reward.api" if name in REWARD_NAMES else "steplog.environment"
+    module = "steplog.rewards" if name in REWARD_NAMES else "steplog.environment"
     return getattr(import_module(module), name)
 
 

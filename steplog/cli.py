@@ -16,6 +16,7 @@ from servicekit import distribution
 from servicekit.command_line import BROKEN_PIPE, INTERRUPTED, TERMINATED, print_line
 from servicekit.errors import SteplogError
 from steplog.commands import COMMANDS, GROUPS, Command, find_command, load_object
+from steplog.shadowing import explain_shadowing
 
 TORCH_PACKAGES = {"torch", "vllm", "safetensors"}
 """Installed by the extras `gpu` and `cpu` only."""
@@ -58,6 +59,8 @@ class Termination:
 
 
 def _run(words: list[str]) -> int:
+    if (problem := explain_shadowing()) is not None:
+        return _fail(1, problem)
     command = find_command(words, COMMANDS)
     if command is not None and command.parses_arguments:
         status: int = load_object(command.entry)(words[len(command.words) :])

@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "schemas": set(),
     "pool": {"servicekit", "schemas"},
     "gateway": {"servicekit", "schemas", "pool"},
-    "reward": {"servicekit", "schemas", "pool"},
+    "reward": {"servicekit", "schemas", "pool", "steplog"},
     "trainer": {"servicekit", "schemas", "pool"},
     "console": {"servicekit", "schemas", "pool"},
     "replay": {"servicekit", "schemas", "pool"},
@@ -49,6 +49,14 @@ def test_imports_point_downwards_only(package: str) -> None:
     for file in (ROOT / package).glob("**/*.py"):
         wrong = (imported(file) & OURS) - MAY_IMPORT[package] - {package}
         assert not wrong, f"{file.relative_to(ROOT)} imports {', '.join(sorted(wrong))}"
+
+
+def test_rewards_import_nothing_of_the_public_face_but_its_classes() -> None:
+    """These import none of our packages, which a user's own `reward.py` could hide."""
+    for file in (ROOT / "reward").rglob("*.py"):
+        of_face = {name for name in modules_imported(file) if name.partition(".")[0] == "steplog"}
+        assert of_face <= {"steplog.rewards"}, file.relative_to(ROOT)
+    assert not imported(ROOT / "steplog" / "rewards.py") & OURS
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)

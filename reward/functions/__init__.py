@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from importlib import import_module
 from typing import Any
 
-from reward.api import Reward, Trajectory
+from steplog.rewards import Reward, Trajectory
 
 Result = float | Reward | None
 Score = Callable[[Trajectory], Result]

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 import msgspec
 
-from reward.api import RewardFailed, RewardUnavailable
+from steplog.rewards import RewardFailed, RewardUnavailable
 
 CONNECT_TIMEOUT_S = 5.0
 KEEP_ALIVE_S = 4

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from reward.api import Reward, RewardFailed, Trajectory
 from reward.functions import Score
 from reward.functions.code_blocks import last_block
+from steplog.rewards import Reward, RewardFailed, Trajectory
 
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from reward.api import Reward, RewardFailed, Trajectory
 from reward.functions import AsyncScore
 from reward.functions.http import key_headers, post_json
 from reward.functions.template import fill
+from steplog.rewards import Reward, RewardFailed, Trajectory
 
 TEMPLATE = """\
 You judge how well a response does what was asked. Judge only what is there: length, confidence and \

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from reward.api import Trajectory
 from reward.functions import Score
+from steplog.rewards import Trajectory
 
 
 def length_penalty(max_tokens: int, scale: float = 1.0, of: str = "trajectory") -> Score:

@@ -1,7 +1,7 @@
 """Scores whether the response equals the known answer."""
 
-from reward.api import Trajectory
 from reward.functions import Score
+from steplog.rewards import Trajectory
 
 
 def exact_match(key: str = "answer", ignore_case: bool = False, strip: bool = True) -> Score:

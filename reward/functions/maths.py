@@ -2,8 +2,8 @@
 
 import logging
 
-from reward.api import RewardFailed, Trajectory
 from reward.functions import Score
+from steplog.rewards import RewardFailed, Trajectory
 
 
 def math_answer(key: str = "answer") -> Score:

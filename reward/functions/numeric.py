@@ -8,8 +8,8 @@ import math
 import re
 from typing import NamedTuple
 
-from reward.api import Reward, RewardFailed, Trajectory
 from reward.functions import Score
+from steplog.rewards import Reward, RewardFailed, Trajectory
 
 
 class Number(NamedTuple):

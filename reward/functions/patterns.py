@@ -2,8 +2,8 @@
 
 import re
 
-from reward.api import Trajectory
 from reward.functions import Score
+from steplog.rewards import Trajectory
 
 INSIDE = r"(?:(?!</?(?:think|answer)>).)*+"
 THINK_THEN_ANSWER = (

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from reward.api import RewardFailed, Trajectory
 from reward.functions import AsyncScore
 from reward.functions.http import key_headers, post_json
 from reward.functions.template import fill
+from steplog.rewards import RewardFailed, Trajectory
 
 
 def reward_model(

@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from reward.api import RewardUnavailable
 from reward.functions import confined
 from servicekit.errors import Fatal
+from steplog.rewards import RewardUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from reward.api import RewardFailed, Trajectory
+from steplog.rewards import RewardFailed, Trajectory
 
 PLACEHOLDER = re.compile(r"\{(prompt|response|transcript|metadata\[([^\]{}]+)\])\}")
 

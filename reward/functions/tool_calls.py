@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from reward.api import Reward, RewardFailed, Trajectory, TrajectoryStep
 from reward.functions import Score
 from reward.functions.json_schema import find_mismatch, validator
+from steplog.rewards import Reward, RewardFailed, Trajectory, TrajectoryStep
 
 MAX_ERRORS = 8
 """Errors in the reward's details."""

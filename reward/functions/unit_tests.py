@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from reward.api import Reward, RewardFailed, Trajectory
 from reward.functions import AsyncScore, harness
 from reward.functions.code_blocks import last_block
 from reward.functions.sandbox import Finished, open_sandbox
+from steplog.rewards import Reward, RewardFailed, Trajectory
 
 HARNESS = Path(harness.__file__)
 MAX_ERRORS = 5

@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from reward import functions, metrics
-from reward.api import RewardFailed, RewardUnavailable, Trajectory
 from reward.scoring.loading import RewardFunction
 from reward.scoring.results import FunctionResult, failure_of, result_of
+from steplog.rewards import RewardFailed, RewardUnavailable, Trajectory
 
 log = logging.getLogger(__name__)
 

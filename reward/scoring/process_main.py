@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection as Pipe
 
-from reward import api
 from reward.scoring.loading import RewardFunction, load_all
 from reward.scoring.parent_death import die_with_parent
 from reward.scoring.process_messages import (
@@ -17,6 +16,8 @@ from reward.scoring.process_messages import (
 )
 from reward.scoring.results import FunctionResult, failure_of, result_of
 from reward.scoring.text import TextDecoder
+from reward.scoring.trajectory_view import view
+from steplog.rewards import Trajectory
 
 READY = b"ready"
 FLUSH_INTERVAL_S = 0.02
@@ -58,7 +59,7 @@ def _score_batch(
 def _score(
     request: ScoringRequest, functions: Sequence[RewardFunction], decoder: TextDecoder
 ) -> ScoringResult:
-    trajectory = api.Trajectory(unpack(request), decoder.decode)
+    trajectory = view(unpack(request), decoder.decode)
     scored = ScoringResult(request.number, [], [])
     for function in functions:
         began = time.perf_counter()
@@ -67,7 +68,7 @@ def _score(
     return scored
 
 
-def _call(function: RewardFunction, trajectory: api.Trajectory) -> FunctionResult:
+def _call(function: RewardFunction, trajectory: Trajectory) -> FunctionResult:
     """Whatever the function raises is a failure of this trajectory only."""
     try:
         return result_of(function, function.call(trajectory), trajectory)

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from reward.api import Reward, RewardFailed, RewardUnavailable, Trajectory
 from reward.scoring.loading import RewardFunction
+from steplog.rewards import Reward, RewardFailed, RewardUnavailable, Trajectory
 
 MAX_DETAILS = 256 * 1024
 MAX_FAILURE = 4_000

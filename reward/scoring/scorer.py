@@ -6,13 +6,13 @@ from itertools import count
 
 from pool.core.progress import WorkItem
 from pool.core.trajectories import StrayRecord, Trajectory, step_of
-from reward import api
 from reward.scoring.async_functions import AsyncFunctions
 from reward.scoring.loading import RewardFunction
 from reward.scoring.process_pool import ProcessPool
 from reward.scoring.results import FunctionResult, failure_of
 from reward.scoring.rewarded import first_failure, is_scored
 from reward.scoring.text import TextDecoder
+from reward.scoring.trajectory_view import view
 from servicekit.errors import Fatal
 from servicekit.spans import NO_SPAN, Span
 from servicekit.tokenizer import TokenizerFolder
@@ -126,7 +126,7 @@ class Scorer:
 
     async def _await_async_functions(self, job: ScoringJob) -> None:
         assert isinstance(job.item, Trajectory)
-        trajectory = api.Trajectory(job.item, self._decoder.decode)
+        trajectory = view(job.item, self._decoder.decode)
         job.results += await self.async_functions.score(trajectory, job.is_wanted)
         self._finish(job)
 

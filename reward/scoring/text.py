@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reward.api import RewardFailed
 from servicekit.errors import Fatal
+from steplog.rewards import RewardFailed
 
 
 class TextDecoder:

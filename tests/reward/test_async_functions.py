@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from reward.api import Reward, RewardFailed, RewardUnavailable, Trajectory
 from reward.scoring import async_functions
 from reward.scoring.async_functions import REASSIGNED, AsyncFunctions
 from reward.scoring.loading import RewardFunction
 from reward.scoring.results import FunctionResult
+from reward.scoring.trajectory_view import view
+from steplog.rewards import Reward, RewardFailed, RewardUnavailable, Trajectory
 from tests.pool.records import end, step, trajectory_of
 
 
@@ -36,9 +37,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_trajectory(uid: str = "t") -> Trajectory:
-    return Trajectory(
-        trajectory_of(step(f"{uid}-0", uid), end(uid, steps=1)), lambda ids: str(list(ids))
-    )
+    return view(trajectory_of(step(f"{uid}-0", uid), end(uid, steps=1)), lambda ids: str(list(ids)))
 
 
 def only(remote: AsyncFunctions, **more: Any) -> FunctionResult:

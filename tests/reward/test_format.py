@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from reward.api import Reward, RewardFailed
 from reward.functions.code_blocks import last_block
 from reward.functions.json_schema import json_schema
 from reward.functions.patterns import answer_format, regex
+from steplog.rewards import Reward, RewardFailed
 from tests.reward.trajectories import make_trajectory
 
 

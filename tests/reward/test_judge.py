@@ -9,11 +9,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from reward.api import Reward, RewardFailed, RewardUnavailable
 from reward.functions import close
 from reward.functions.judge import chat_url, judge
 from reward.functions.reward_model import reward_model
 from reward.functions.template import fill
+from steplog.rewards import Reward, RewardFailed, RewardUnavailable
 from tests.reward.trajectories import make_trajectory
 
 SAID = [(0.5, "Score: 5"), (0.0, "score = 0"), (1.0, "**Score:** 10"), (0.75, "Score:\n7.5 of 10")]

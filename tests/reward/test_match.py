@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.api import Reward, RewardFailed
 from reward.functions.match import exact_match
 from reward.functions.maths import math_answer
 from reward.functions.numeric import Number, find_number, last_boxed, numeric_answer
+from steplog.rewards import Reward, RewardFailed
 from tests.reward.trajectories import make_trajectory
 
 

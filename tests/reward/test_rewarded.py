@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pool.core.progress import Received
 from pool.core.rewards import given_rewards
 from pool.core.trajectories import Trajectory, TrajectoryAssembler
-from reward import api
 from reward.scoring.results import FunctionResult
 from reward.scoring.rewarded import ORPHAN, is_scored, rewarded_records
+from reward.scoring.trajectory_view import view
 from schemas import Position, Record, Step, TrajectoryEnd
 from tests.pool.records import at, copied, end, feedback, log, note, step
 from tests.reward.trajectories import text
@@ -60,7 +60,7 @@ def test_feedback_on_steps_before_the_end_is_in_the_sum() -> None:
 
 def test_functions_see_the_rewards_that_steps_were_given_before_the_end() -> None:
     steps = [step("a", reward=1.0), step("b", reward=0.5), step("c"), feedback(0.25, step_id="a")]
-    shown = api.Trajectory(whole(*steps, feedback(9.0), end(steps=3)), text)
+    shown = view(whole(*steps, feedback(9.0), end(steps=3)), text)
     assert [one.reward for one in shown.steps] == [0.25, 0.5, None]
 
 

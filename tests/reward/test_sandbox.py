@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from reward.api import Reward, RewardFailed, RewardUnavailable
 from reward.functions import confined, sandbox
 from reward.functions.sandbox import Finished, Sandbox, SandboxUnavailable, open_sandbox
 from reward.functions.unit_tests import unit_tests
+from steplog.rewards import Reward, RewardFailed, RewardUnavailable
 from tests.reward.trajectories import make_trajectory
 
 in_every_way = pytest.mark.parametrize("network", ["", "namespace", "seccomp"])

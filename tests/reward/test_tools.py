@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from reward.api import Reward, RewardFailed
 from reward.functions import FUNCTIONS, load, summary
 from reward.functions.tool_calls import tool_calls
+from steplog.rewards import Reward, RewardFailed
 from tests.reward.trajectories import make_trajectory
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from reward.api import Trajectory
+from reward.scoring.trajectory_view import view
+from steplog.rewards import Trajectory
 from tests.pool.records import end, step, trajectory_of
 
 
@@ -17,7 +18,7 @@ def make_trajectory(*responses: str, prompt: str = "Why?", **metadata: Any) -> T
         steps.append(step(f"s{index}", index=index, ids=ids(asked), response=ids(response)))
         asked += response + "\n"
     closing = end(steps=len(steps), metadata=msgspec.json.encode(metadata).decode())
-    return Trajectory(trajectory_of(*steps, closing), text)
+    return view(trajectory_of(*steps, closing), text)
 
 
 def ids(given: str) -> list[int]:

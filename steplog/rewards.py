@@ -1,7 +1,7 @@
 """What reward functions use: the trajectory they get, the rewards they return, the errors they raise.
 
-Users import these names from `steplog`. The module loads neither a Kafka client nor torch, so that a
-process for reward functions starts fast.
+Users import these names from `steplog`. The module imports none of our packages: a user's own
+`reward.py` or `pool.py` beside a script would take their place.
 """
 
 from array import array
@@ -11,11 +11,6 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
-
-from pool.core import trajectories
-from pool.core.rewards import in_order
-from schemas import Step
-from schemas.packing import unpack_ids, unpack_logprobs
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, without special tokens."""
@@ -44,46 +39,41 @@ class TrajectoryStep:
 
     def __init__(
         self,
-        step: Step,
+        *,
+        step_id: str,
+        index: int,
+        finish_reason: str,
         reward: float | None,
-        full_prompt: Callable[[], bytes],
+        metadata: str,
+        prompt_ids: "Callable[[], array[int]]",
+        response_ids: "Callable[[], array[int]]",
+        logprobs: "Callable[[], array[float]]",
         decode: Decode,
     ) -> None:
-        self._step = step
-        self._reward = reward
-        self._full_prompt = full_prompt
-        self._decode = decode
-
-    @property
-    def step_id(self) -> str:
-        return self._step.step_id
-
-    @property
-    def index(self) -> int:
-        return self._step.step_index
-
-    @property
-    def finish_reason(self) -> str:
-        return self._step.finish_reason
-
-    @property
-    def reward(self) -> float | None:
+        self.step_id = step_id
+        self.index = index
+        self.finish_reason = finish_reason
+        self.reward = reward
         """The reward that this Step was given before the trajectory ended, if any: the last Feedback on
         it, else what the agent submitted with it."""
-        return self._reward
+        self._metadata = metadata
+        self._prompt_ids = prompt_ids
+        self._response_ids = response_ids
+        self._logprobs = logprobs
+        self._decode = decode
 
     @cached_property
     def prompt_ids(self) -> "array[int]":
-        return unpack_ids(self._full_prompt())
+        return self._prompt_ids()
 
     @cached_property
     def response_ids(self) -> "array[int]":
         """The sampled ids, end of turn included."""
-        return unpack_ids(self._step.response_ids)
+        return self._response_ids()
 
     @cached_property
     def logprobs(self) -> "array[float]":
-        return unpack_logprobs(self._step.response_logprobs)
+        return self._logprobs()
 
     @cached_property
     def prompt_text(self) -> str:
@@ -96,58 +86,42 @@ class TrajectoryStep:
 
     @cached_property
     def metadata(self) -> Mapping[str, Any]:
-        metadata: dict[str, Any] = msgspec.json.decode(self._step.metadata)
+        metadata: dict[str, Any] = msgspec.json.decode(self._metadata)
         return metadata
 
 
 class Trajectory:
     """A complete trajectory as a reward function sees it: its Steps in order, without orphans."""
 
-    def __init__(self, assembled: trajectories.Trajectory, decode: Decode) -> None:
-        self._assembled = assembled
-        self._decode = decode
-
-    @property
-    def uid(self) -> str:
-        return self._assembled.uid
-
-    @property
-    def prompt_uid(self) -> str:
-        return self._assembled.prompt_uid
-
-    @property
-    def channel(self) -> str:
-        return self._assembled.end.channel
-
-    @property
-    def status(self) -> str:
+    def __init__(
+        self,
+        *,
+        uid: str,
+        prompt_uid: str,
+        channel: str,
+        status: str,
+        reward: float | None,
+        metadata: str,
+        steps: Callable[[], list[TrajectoryStep]],
+    ) -> None:
+        self.uid = uid
+        self.prompt_uid = prompt_uid
+        self.channel = channel
+        self.status = status
         """`completed` or `truncated`; trajectories with another status are not scored."""
-        return self._assembled.end.status
-
-    @property
-    def reward(self) -> float | None:
+        self.reward = reward
         """The reward that the agent gave when it completed the trajectory, if any."""
-        return self._assembled.end.reward
+        self._metadata = metadata
+        self._steps = steps
 
     @cached_property
     def steps(self) -> list[TrajectoryStep]:
-        assembled = self._assembled
-        rated = {one.step_id: one.reward for one in in_order(assembled.feedback)}
-        return [
-            TrajectoryStep(
-                step,
-                rated.get(step.step_id, step.reward),
-                lambda uid=step.step_id: assembled.prompts[uid],  # type: ignore[misc]
-                self._decode,
-            )
-            for step in map(trajectories.step_of, assembled.steps)
-            if step.step_id not in assembled.orphans
-        ]
+        return self._steps()
 
     @cached_property
     def metadata(self) -> Mapping[str, Any]:
         """The metadata that the trajectory was registered with, such as the true answer."""
-        metadata: dict[str, Any] = msgspec.json.decode(self._assembled.end.metadata)
+        metadata: dict[str, Any] = msgspec.json.decode(self._metadata)
         return metadata
 
     @cached_property
