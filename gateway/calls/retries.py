@@ -8,13 +8,20 @@ only exception is a call whose Step could not be written. Nobody has its answer,
 the Step although its acknowledgement was lost; writing it again under its id leaves one Step.
 """
 
+import asyncio
+from contextlib import suppress
+
 from gateway import metrics
 from gateway.calls.call import LlmCall
+from gateway.errors import Unavailable
 from gateway.http.exchange import Exchange
 from gateway.state.trajectories import Trajectories
 from gateway.state.trajectory import RecordedStep, TrackedCall, TrajectoryState
 
 RETRY_COUNT = b"x-stainless-retry-count"
+READ_AGAIN_S = 3.0
+"""Seconds to look for the Step of another process. Where the log cannot be read in that time, the
+answer is generated again: retries must not pile up behind a broken connection."""
 
 
 def is_marked_retry(exchange: Exchange) -> bool:
@@ -40,7 +47,9 @@ async def find_attempt(
     recorded = trajectory.recorded_step(request_hash)
     if unfinished is None and recorded is None and trajectory.read_at < arrived:
         # Another process may have written the Step before it was killed.
-        await trajectories.read_again(trajectory)
+        with suppress(TimeoutError, Unavailable):
+            async with asyncio.timeout(READ_AGAIN_S):
+                await trajectories.read_again(trajectory)
         recorded = trajectory.recorded_step(request_hash)
     return unfinished or recorded
 
