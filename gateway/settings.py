@@ -91,6 +91,9 @@ class GatewaySettings(ServiceSettings):
         description="also serve Atropos environments and trainers, under /atropos, like "
         "`steplog atropos`",
     )
+    atropos_train: bool = Field(
+        False, description="train the groups posted there with `steplog train` of the same run"
+    )
     atropos_serve_agents: bool = Field(
         False, description="also serve groups of the run's agents there, from channel `train`"
     )
@@ -142,6 +145,7 @@ class GatewaySettings(ServiceSettings):
             run=self.run,
             group_size=self.group_size,
             quorum=self.usable_share,
+            train=self.atropos_train,
             serve_agents=self.atropos_serve_agents,
             max_queue=self.atropos_max_queue,
         )

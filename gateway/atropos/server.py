@@ -30,13 +30,17 @@ from gateway.atropos.state.events import (
 )
 from gateway.atropos.state.queue import QueuedGroup
 from gateway.atropos.state.state import AtroposState
-from gateway.errors import Unavailable
+from gateway.errors import Conflict, Unavailable
 
 NOT_REGISTERED = {
     "status": "error",
     "message": "Trainer not registered. Call /register first.",
     "batch": [],
 }
+OWN_TRAINER = (
+    "The groups of this run are trained by `steplog train`, so no other trainer may register, take "
+    "batches or reset them. Start the server without --train and with another --run for that."
+)
 WAIT = {"status": "wait for trainer to start"}
 REPLACED_AFTER_S = 15.0
 """After this much silence of an environment, the same one may register again from the same machine. An
@@ -53,12 +57,15 @@ class AtroposServer:
         writer: LogWriter,
         silent_after_s: float,
         max_queue: int | None,
+        has_own_trainer: bool = False,
     ) -> None:
         self.state = state
         self.retries = retries
         self._writer = writer
         self._silent_after_s = silent_after_s
         self._max_queue = max_queue
+        self.has_own_trainer = has_own_trainer
+        """Whether steplog's own trainer takes the groups, and nobody may pull them."""
         self._pending_groups = 0
         """Groups that are being written."""
         self._registering_env = asyncio.Lock()
@@ -70,6 +77,7 @@ class AtroposServer:
         self._receipts: set[asyncio.Task[None]] = set()
 
     async def register(self, training: Training) -> None:
+        self._refuse_with_own_trainer()
         if self.state.training is None:
             await self._writer.append_event(Registered(training=training), lambda: None)
 
@@ -225,7 +233,12 @@ class AtroposServer:
         metrics.broken_off.inc()
         self._leased.discard(number)
 
+    def _refuse_with_own_trainer(self) -> None:
+        if self.has_own_trainer:
+            raise Conflict(OWN_TRAINER)
+
     async def reset(self) -> None:
+        self._refuse_with_own_trainer()
         await self._writer.append_event(Reset(), self._last_heard.clear)
 
     def _note_activity(self, env_id: int) -> None:

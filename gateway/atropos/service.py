@@ -11,12 +11,14 @@ import uvloop
 
 from gateway.atropos import metrics
 from gateway.atropos.agents.assembly import AgentGroups
+from gateway.atropos.agents.scored_group import PULLED
 from gateway.atropos.http.app import AtroposApp
 from gateway.atropos.http.gate import Gate
 from gateway.atropos.log.prompt_uids import PromptUids
 from gateway.atropos.log.rebuild import RebuiltState, StateRebuild
 from gateway.atropos.log.retries import RetryDetector
 from gateway.atropos.log.writer import LogWriter
+from gateway.atropos.own_trainer import CHANNEL, OwnTrainer, check_consumer
 from gateway.atropos.server import AtroposServer
 from gateway.atropos.settings import AtroposSettings
 from gateway.atropos.supervisor import Supervision, supervise
@@ -114,25 +116,35 @@ async def _open_parts(
         rebuild = StateRebuild(events, rewarded, producer, codec, settings.run)
         gate.find_problem = lambda: rebuild.progress
         rebuilt = await rebuild.run(supervision.owner)
+        check_consumer(rebuilt.state, settings.run, settings.train)
         retries = RetryDetector()
         prompt_uids = PromptUids(len(rewarded.partitions))
+        channel = CHANNEL if settings.train else PULLED
         writer = LogWriter(
-            producer, settings.run, supervision.owner, rebuilt.state, retries, prompt_uids
+            producer, settings.run, supervision.owner, rebuilt.state, retries, prompt_uids, channel
         )
         # Before anything is written: every record says which answers were sent.
         retries.expect_retries_of(rebuilt.unsettled)
         await writer.write_snapshot()
         server = AtroposServer(
-            rebuilt.state, retries, writer, settings.silent_after_s, settings.max_queue
+            rebuilt.state,
+            retries,
+            writer,
+            settings.silent_after_s,
+            settings.max_queue,
+            settings.train,
         )
         _export_gauges(server)
-        gate.open(server, lambda: _find_problem(writer))
+        trainer = OwnTrainer(settings, codec, writer, rebuilt.state, settings.run)
+        gate.open(server, lambda: _find_problem(writer) or trainer.problem)
         log.info("ready for environments and trainers of run %s", settings.run)
         tasks = [
             asyncio.create_task(_watch_for_takeover(rebuild, rebuilt), name="watch for takeover"),
             asyncio.create_task(server.record_sent_answers(), name="record sent answers"),
             asyncio.create_task(writer.wait_for_failure(), name="producer"),
         ]
+        if settings.train:
+            tasks.append(asyncio.create_task(trainer.follow(), name="trainer"))
         if settings.serve_agents:
             agents = AgentGroups(
                 rewarded, codec, writer, rebuilt.state, settings.run, settings.group_rules()

@@ -29,6 +29,11 @@ class AtroposSettings(ServiceSettings):
         description="groups that may wait for the trainer; further posts get 503. Environments "
         "throttle themselves before that, and drop a group after three tries (default: no limit)",
     )
+    train: bool = Field(
+        False,
+        description="groups are trained by `steplog train` of the same run, instead of a trainer that "
+        "pulls batches",
+    )
     serve_agents: bool = Field(
         False,
         description="also serve the groups of agents that called the gateway, of the run's channel "
@@ -63,6 +68,15 @@ class AtroposSettings(ServiceSettings):
         return GroupRules(
             group_size=self.group_size, quorum=self.quorum, deadline=self.group_deadline_s
         )
+
+    @model_validator(mode="after")
+    def _check_consumer(self) -> Self:
+        if self.train and self.serve_agents:
+            raise ValueError(
+                "--serve-agents is for trainers that pull batches: with --train, steplog's trainer "
+                "reads the groups of agents itself"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_address(self) -> Self:

@@ -165,7 +165,7 @@ def posted(kafka: local_kafka.Broker) -> Connection:
     log = Connection(bootstrap=kafka.bootstrap, topic_prefix="test-lineage-posted.")
     topics.create(log, partitions=3)
     write(log, REWARDED, [scored("first")])
-    with running_decider(log, accept_scored=True, groups_per_batch=1) as run:
+    with running_decider(log, groups_per_batch=1) as run:
         run.open(0)
         run.next_batch(1)
     write(log, REWARDED, [scored("second")])

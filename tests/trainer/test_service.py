@@ -67,7 +67,7 @@ def test_posted_groups_are_trained_beside_those_of_agents(
     submit_groups(log, ["p0"])
     scored = posted(prompt_uid="scored", group_uid="scored")
     write(log, REWARDED, [scored])
-    given = settings_of(log, tiny_model, tmp_path, versions=1, accept_scored=True)
+    given = settings_of(log, tiny_model, tmp_path, versions=1)
     serve(TrainSettings.model_validate(given))
     shutil.rmtree(tmp_path / "checkpoints")
     serve(TrainSettings.model_validate(given))

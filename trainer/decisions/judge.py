@@ -19,11 +19,6 @@ from trainer.decisions.settings import DecisionSettings
 EQUAL_REWARDS = 1e-6
 """Rewards that differ by no more than this count as equal; such a group has no gradient."""
 
-NOT_ACCEPTED = (
-    "it was posted through the Atropos API, so its age at generation is unknown; "
-    "set --accept-scored to train such groups"
-)
-
 
 class Judge:
     """`reward` returns the reward of a member, shaping included. `any_age` switches the age check off
@@ -62,8 +57,6 @@ class Judge:
         judgement = judge_member(group, member)
         if judgement.verdict != "train":
             return judgement
-        if member.is_scored and not self._settings.accept_scored:
-            return Judgement("invalid", NOT_ACCEPTED)
         problem = find_training_problem(member)
         if problem is not None:
             return Judgement("invalid", problem)

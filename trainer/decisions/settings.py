@@ -43,11 +43,6 @@ class DecisionSettings(BaseModel):
     accept_runs: tuple[str, ...] = Field(
         (), description="other runs whose trajectories may be trained, at any age"
     )
-    accept_scored: bool = Field(
-        False,
-        description="also train groups posted through the Atropos API, although the age of their "
-        "weights at generation is unknown",
-    )
 
     def group_rules(self) -> GroupRules:
         return GroupRules(

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel
 
 from pool.connection import Connection
-from pool.core.trajectories import MEMORY, Trajectory, step_of
+from pool.core.trajectories import MEMORY, StrayRecord, Trajectory, step_of
 from pool.readers.dataset import Dataset
 from pool.readers.reader import open_topic, read_records
 from pool.readers.scan import OffsetRange
@@ -46,7 +46,7 @@ class RunDefinition:
         cannot be trained are reported now and not after hours."""
         selection = section(settings, SelectionSettings)
         ranges, count = _scan_range(settings, selection, tokenizer)
-        if not count and not settings.accept_scored:
+        if not count:
             raise Fatal(
                 f"no trajectory of channel {settings.channel} in the range matches the selection"
             )
@@ -112,9 +112,12 @@ def _scan_range(
         Dataset(settings, settings.topic, selection, settings.channel) as dataset,
         show_progress("scanning the range", dataset.scan.total) as advance,
     ):
-        for trajectory in dataset:
-            check_tokenizer(trajectory, tokenizer)
-            count += 1
+        for item in dataset.items():
+            if isinstance(item, StrayRecord):
+                count += len(dataset.posted_trajectories(item))
+            else:
+                check_tokenizer(item, tokenizer)
+                count += 1
             advance(dataset.scan.done)
     return dataset.ranges, count
 

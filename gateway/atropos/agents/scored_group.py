@@ -15,8 +15,9 @@ from pool.core.scored_groups import MASKED
 from pool.core.trajectories import Trajectory
 from schemas import DecidedGroup, ScoredGroup
 
-CHANNEL = "atropos"
-"""Channel of these groups. steplog's trainer reads the original records and ignores this channel."""
+PULLED = "atropos"
+"""Channel of groups for trainers that pull batches. steplog's own trainer ignores it: it reads the
+original records of agents, and posts that are meant for it are in its own channel."""
 NO_LOGPROB = 1.0
 """The logprob of masked tokens, as Atropos has it."""
 
@@ -35,12 +36,17 @@ def scored_group_fields(group: Group, decided: DecidedGroup) -> dict[str, Any]:
     return {
         "group_uid": f"{group.prompt_uid}/{group.closed_at}",
         "prompt_uid": group.prompt_uid,
-        "channel": CHANNEL,
+        "channel": PULLED,
         "tokens": [row.ids.tobytes() for row, _ in rows],
         "masks": [_mask(row) for row, _ in rows],
         "scores": [reward for _, reward in rows],
         "inference_logprobs": [_logprobs(row) for row, _ in rows],
     }
+
+
+def is_of_agents(record: ScoredGroup) -> bool:
+    """Whether agents made the group: nobody posted it, so it has no fingerprint of a post."""
+    return record.channel == PULLED and record.fingerprint is None
 
 
 def closing_offset(record: ScoredGroup) -> int:

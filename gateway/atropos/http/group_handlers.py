@@ -29,7 +29,7 @@ from gateway.atropos.scored_data import (
     encode_batch,
     group_from_model,
 )
-from gateway.atropos.server import NOT_REGISTERED, AtroposServer
+from gateway.atropos.server import NOT_REGISTERED, OWN_TRAINER, AtroposServer
 from gateway.atropos.state.queue import QueuedGroup
 from gateway.errors import TooLarge
 from gateway.http.exchange import Exchange
@@ -105,6 +105,10 @@ async def _receive(
 
 
 async def send_batch(server: AtroposServer, exchange: Exchange, _: bytes) -> None:
+    if server.has_own_trainer:
+        refusal = {"status": "error", "message": OWN_TRAINER, "batch": []}
+        await exchange.reply(200, msgspec.json.encode(refusal))
+        return
     if server.state.training is None:
         await exchange.reply(200, msgspec.json.encode(NOT_REGISTERED))
         return

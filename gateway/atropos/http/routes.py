@@ -16,6 +16,7 @@ SCHEMA_REF = "#/components/schemas/{model}"
 ERRORS = {
     "400": "The body is not valid gzip, or not text in any encoding that JSON allows.",
     "401": "The API key is missing or unknown.",
+    "409": "The groups are trained by `steplog train` (--train).",
     "413": "The body is larger than --max-body-bytes.",
     "422": "The body does not match the schema.",
     "503": "The queue is full (--max-queue), or another server has taken over the run.",

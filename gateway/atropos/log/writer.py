@@ -44,6 +44,7 @@ class LogWriter:
         state: AtroposState,
         retries: RetryDetector,
         prompt_uids: PromptUids,
+        channel: str,
     ) -> None:
         self._producer = producer
         self._run = run
@@ -51,6 +52,7 @@ class LogWriter:
         self._state = state
         self._retries = retries
         self._prompt_uids = prompt_uids
+        self._channel = channel
         self._order = SequenceOrder(state.applied)
         self._ends: dict[int, dict[int, int]] = {}
         """End offsets of `rewarded` when each pending change with groups began, the oldest first."""
@@ -96,6 +98,7 @@ class LogWriter:
             "group_uid": os.urandom(16).hex(),
             "prompt_uid": self._prompt_uids.next_uid(),
             "fingerprint": posted.fingerprint,
+            "channel": self._channel,
             **posted.content,
         }
 
@@ -127,6 +130,14 @@ class LogWriter:
         finally:
             del self._ends[first]
             self._order.end(first)
+
+    async def wait_for_pending(self) -> None:
+        """Returns when every change that has begun is applied."""
+        turn = self._order.begin()
+        try:
+            await self._order.wait_for_turn(turn)
+        finally:
+            self._order.end(turn)
 
     async def append_event(self, event: AnyEvent, result: Callable[[], R]) -> R:
         """Appends an event and applies it; returns what `result` returns right after that, before any

@@ -21,6 +21,8 @@ def env_status(state: AtroposState, env_id: int) -> EnvStatus | None:
     if own is None:
         return None
     own_id = env_id % len(state.envs)
+    if state.has_own_trainer:
+        return EnvStatus(_status_in_groups(state, own, own_id), own.group_size)
     queue = state.queue
     largest = max(1, queue.largest)
     group_size = max(own.group_size, queue.largest_of(own_id))
@@ -36,6 +38,19 @@ def env_status(state: AtroposState, env_id: int) -> EnvStatus | None:
         "env_weight": _weight(state, own),
     }
     return EnvStatus(answer, group_size)
+
+
+def _status_in_groups(state: AtroposState, own: Env, own_id: int) -> dict[str, Any]:
+    """For steplog's own trainer every group counts as one, whatever its size: the environment was told
+    a batch size in groups of its own (`AtroposState.batch_size`)."""
+    return {
+        "current_step": state.step,
+        "queue_size": len(state.queue),
+        "unallocated_fraction": 1.0 - min(1.0, sum(state.minimums().values())),
+        "self_queue_size": state.queue.groups_of(own_id),
+        "max_group_size": max(1, own.group_size),
+        "env_weight": _weight(state, own),
+    }
 
 
 def _available_from_others(state: AtroposState, own_id: int, largest: int) -> int:

@@ -11,7 +11,7 @@ EPOCH_BITS = 32
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that a trainer registered."""
+    """The trainer's settings: as it registered them, or as steplog's own wrote them to `policy`."""
 
     wandb_group: str
     wandb_project: str
@@ -21,6 +21,12 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     save_checkpoint_interval: int
     starting_step: int
     num_steps: int
+    groups_per_batch: int | None = None
+    """Set for steplog's own trainer, which takes groups of any size; `batch_size` is unused then."""
+
+    @property
+    def is_own(self) -> bool:
+        return self.groups_per_batch is not None
 
 
 class Env(msgspec.Struct, kw_only=True):
@@ -98,6 +104,23 @@ class Handed(Event, frozen=True, kw_only=True):
     number: int
 
 
+class TrainerPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """Up to which offsets the records of steplog's own trainer were read."""
+
+    policy: int = 0
+    ledger: int = 0
+
+
+class Advanced(Event, frozen=True, kw_only=True):
+    """steplog's own trainer has started, has made a version, or has decided groups."""
+
+    training: Training | None = None
+    step: int = 0
+    decided: list[int] = []
+    """Sequences of groups that no longer wait."""
+    read: TrainerPosition
+
+
 class Reset(Event, frozen=True, kw_only=True):
     pass
 
@@ -139,6 +162,8 @@ class Snapshot(Event, frozen=True, kw_only=True):
     """By partition of `rewarded`: the offset from which groups of agents are assembled."""
     closed: dict[str, ClosedAgentGroup] = {}
     """By prompt: closed groups of agents that would otherwise be assembled again."""
+    trainer_read: TrainerPosition = TrainerPosition()
+    newest_group_size: int = 0
 
 
 AnyEvent = (
@@ -150,6 +175,7 @@ AnyEvent = (
     | Resized
     | Formed
     | Handed
+    | Advanced
     | Reset
     | Settled
     | Snapshot

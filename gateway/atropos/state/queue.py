@@ -54,6 +54,9 @@ class GroupQueue:
     def largest_of(self, env_id: int) -> int:
         return max(self._sizes.get(env_id, ()), default=0)
 
+    def groups_of(self, env_id: int) -> int:
+        return sum(self._sizes.get(env_id, Counter()).values())
+
     def add(self, group: QueuedGroup) -> None:
         self._groups[group.sequence] = group
         self._all_sizes[group.size] += 1

@@ -8,16 +8,18 @@ Differences from Atropos' own server, none of which its clients depend on:
 * A trainer may register after groups were posted.
 * Environments that fell silent are ignored in weights and minimum allocations.
 * An environment that is restarted keeps its id and name.
+* steplog's own trainer takes groups of any size from the log: they wait until it has decided them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from gateway.atropos.agents.scored_group import CHANNEL, closing_offset
+from gateway.atropos.agents.scored_group import closing_offset, is_of_agents
 from gateway.atropos.state.batches import form_in_packs, form_of_any_size
 from gateway.atropos.state.buffer import GroupBuffer
 from gateway.atropos.state.events import (
+    Advanced,
     AnyEvent,
     Began,
     ClosedAgentGroup,
@@ -30,6 +32,7 @@ from gateway.atropos.state.events import (
     Reset,
     Resized,
     Snapshot,
+    TrainerPosition,
     Training,
 )
 from gateway.atropos.state.queue import GroupQueue, QueuedGroup
@@ -51,6 +54,7 @@ class AtroposState:
         """Like `reading`, as in a snapshot. A reset drops groups, but not that they closed."""
         self.silent: frozenset[int] = frozenset()
         """Environments that have sent nothing for long; not in the log."""
+        self.trainer_read = TrainerPosition()
         self._clear()
 
     def _clear(self) -> None:
@@ -58,6 +62,8 @@ class AtroposState:
         self.started = False
         self.step = 0
         self.envs: list[Env] = []
+        self.newest_group_size = 0
+        """Group size of the environment that registered last."""
         self.queue = GroupQueue()
         self.buffers: dict[int, GroupBuffer] = {}
         self.unhanded: dict[int, list[QueuedGroup]] = {}
@@ -65,7 +71,17 @@ class AtroposState:
 
     @property
     def batch_size(self) -> int:
-        return self.training.batch_size if self.training else UNKNOWN
+        """In sequences. An environment asks for it right after it has registered; for steplog's own
+        trainer, which counts groups, the answer is in groups of that environment."""
+        if self.training is None:
+            return UNKNOWN
+        if self.training.groups_per_batch is not None:
+            return self.training.groups_per_batch * self.newest_group_size or UNKNOWN
+        return self.training.batch_size
+
+    @property
+    def has_own_trainer(self) -> bool:
+        return self.training is not None and self.training.is_own
 
     def env(self, env_id: int) -> Env | None:
         """Negative ids count from the end, as they do for Atropos."""
@@ -97,7 +113,7 @@ class AtroposState:
 
     def _has_agent_groups(self) -> bool:
         has_none = None in self.queue.sequences  # cheap, and mostly false
-        return has_none and any(group.record.channel == CHANNEL for group in self.queue)
+        return has_none and any(is_of_agents(group.record) for group in self.queue)
 
     def add_group(self, group: QueuedGroup) -> int | None:
         """Adds a group to the queue and returns None; or, if it does not have its environment's group
@@ -106,11 +122,12 @@ class AtroposState:
         self.applied = max(self.applied, group.sequence)
         at = group.position
         self.ends[at.partition] = max(self.ends.get(at.partition, 0), at.offset + 1)
-        if group.record.channel == CHANNEL:
+        if is_of_agents(group.record):
             closed = ClosedAgentGroup(at.partition, at.offset, closing_offset(group.record))
             self.mark_closed(group.record.prompt_uid, closed)
         env = None if group.env_id is None else self.env(group.env_id)
-        if group.env_id is None or env is None or env.group_size == group.size:
+        fits = env is None or env.group_size == group.size or self.has_own_trainer
+        if group.env_id is None or env is None or fits:
             self._enqueue([group])
             return None
         buffer = self.buffers.get(group.env_id)
@@ -160,6 +177,8 @@ class AtroposState:
                 self._form(event)
             case Handed():
                 self.unhanded.pop(event.number, None)
+            case Advanced():
+                self._advance(event)
             case Reset():
                 self._clear()
 
@@ -170,9 +189,20 @@ class AtroposState:
             self.max_token_len = training.max_token_len
             self.step = training.starting_step
 
+    def _advance(self, event: Advanced) -> None:
+        self.trainer_read = event.read
+        if event.training is not None:
+            self.training, self.started = event.training, True
+            self.max_token_len = event.training.max_token_len
+        self.step = max(self.step, event.step)
+        for sequence in event.decided:
+            if sequence in self.queue:
+                self.queue.take(sequence)
+
     def _join(self, event: Joined) -> None:
         if not self.started:
             return
+        self.newest_group_size = event.env.group_size
         if event.env_id is not None and self.rejoins(event):
             name = self.envs[event.env_id].real_name
             self.envs[event.env_id] = msgspec.structs.replace(event.env, real_name=name)
@@ -223,6 +253,8 @@ class AtroposState:
             floors=floors,
             reading=dict(self.reading),
             closed=dict(self.closed),
+            trainer_read=self.trainer_read,
+            newest_group_size=self.newest_group_size,
         )
 
     def restore(self, at: Snapshot, groups: Mapping[int, QueuedGroup]) -> None:
@@ -234,7 +266,8 @@ class AtroposState:
             at.max_token_len,
             at.started,
         )
-        self.envs = at.envs
+        self.envs, self.newest_group_size = at.envs, at.newest_group_size
+        self.trainer_read = at.trainer_read
         self.ends = dict(at.floors)
         self.reading, self.closed = at.reading, at.closed
         self.queue = GroupQueue(_existing(at.queue, groups))

@@ -69,7 +69,7 @@ async def opened_log(
     ):
         rebuilt = await StateRebuild(events, rewarded, producer, codec, RUN).run("owner")
         retries, prompt_uids = RetryDetector(), PromptUids(len(rewarded.partitions))
-        log = LogWriter(producer, RUN, "owner", rebuilt.state, retries, prompt_uids)
+        log = LogWriter(producer, RUN, "owner", rebuilt.state, retries, prompt_uids, "train")
         await log.write_snapshot()
         yield rebuilt.state, log, producer
 

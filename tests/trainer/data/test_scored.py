@@ -71,13 +71,13 @@ def marks(*rewarded: int) -> PolicyMarks:
     )
 
 
-def test_a_copy_for_trainers_of_atropos_is_passed_over() -> None:
+def test_a_group_for_trainers_that_pull_is_passed_over() -> None:
     item = GroupAssembler().feed(Received(posted(channel="atropos"), 0, 7))
     assert isinstance(item, StrayRecord) and item.verdict == "other_channel"
 
 
 def judge(known: PolicyMarks, **fields: Any) -> Judge:
-    return Judge(DecisionSettings(**{"accept_scored": True, **fields}), known, reward)
+    return Judge(DecisionSettings(**fields), known, reward)
 
 
 def test_a_posted_sequence_is_one_row_with_its_own_mask_and_logprobs() -> None:
@@ -86,13 +86,6 @@ def test_a_posted_sequence_is_one_row_with_its_own_mask_and_logprobs() -> None:
         assert row.ids.tolist() == list(TOKENS[:5])  # nothing behind the last sampled id is read
         assert row.trainable.tolist() == [False, True, True, False, True]
         assert row.behaviour.tolist() == [0, -0.25, -0.5, 0, -0.75]
-
-
-def test_it_is_trained_only_where_that_is_allowed() -> None:
-    decided = judge(marks(0), accept_scored=False).judge(group_of(posted()), 0)
-    assert decided.verdict == "too_few"
-    assert all("--accept-scored" in member.reason for member in decided.members)
-    assert judge(marks(0)).judge(group_of(posted()), 0).verdict == "train"
 
 
 def test_it_ages_by_its_own_offset() -> None:
