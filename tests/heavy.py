@@ -24,7 +24,8 @@ _TRAINER = (
 _WEIGHTS = ("fleet", "nccl", "packing", "ranks", "vllm")
 PLACES = (
     *("gateway/real_engine", "gateway/atropos/test_acceptance.py"),
-    *("gateway/atropos/test_bare_servers.py", "trainer/data/test_scored.py", "trainer/learning"),
+    *("gateway/atropos/test_bare_servers.py", "gateway/atropos/test_training.py"),
+    *("trainer/data/test_scored.py", "trainer/learning"),
     *("trainer/model", "trainer/offline/test_kills.py", "trainer/offline/test_service.py"),
     *("trainer/reproduction/test_command.py", "telemetry/test_logs.py", "telemetry/test_traces.py"),
     *(f"trainer/algorithm/test_{name}.py" for name in _ALGORITHM),

@@ -8,6 +8,7 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from tests.docs.pages import ROOT
@@ -47,6 +48,18 @@ def check_steplog_behind_launcher(words: Words) -> None:
     check_settings(words[words.index("steplog") :])
 
 
+def check_atropos_options(words: Words) -> None:
+    """Atropos environments have these options, if its library is installed to ask."""
+    if find_spec("atroposlib") is None:
+        return
+    from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
+
+    known = {f"--env.{name}" for name in BaseEnvConfig.model_fields}
+    known |= {f"--openai.{name}" for name in APIServerConfig.model_fields}
+    missing = {word for word in words if word.startswith("--")} - known
+    assert not missing, f"Atropos environments have no option {missing}"
+
+
 def check_nothing(_: Words) -> None:
     pass
 
@@ -62,6 +75,10 @@ UNRUNNABLE: Mapping[tuple[str, ...], Unrunnable] = {
     ),
     ("uv",): Unrunnable("needs a package index", check_nothing),
     ("steplog", "atropos"): Unrunnable("serves forever; tests/gateway/atropos", check_settings),
+    ("python", "environments/gsm8k_server.py"): Unrunnable(
+        "needs Atropos' repository and a dataset; tests/gateway/atropos/test_training.py",
+        check_atropos_options,
+    ),
     ("steplog", "train"): Unrunnable("needs a model; tests/trainer/learning", check_settings),
     ("steplog", "export"): Unrunnable(
         "needs a checkpoint; tests/trainer/test_export.py", check_settings

@@ -140,10 +140,10 @@ def test_decisions_and_versions_made_while_no_server_ran_are_caught_up_with(
     trainer.start()
     joined(served)
     served.post("/scored_data", scored(2.0))
-    (waiting,) = [group for group in trainer.posted()][-1:]
+    posted = trainer.posted()
     step = served.get("/status")["current_step"]
     served.kill_server()
-    trainer.decide(waiting)
+    trainer.decide(*posted)
     trainer.set_live(step + 5)
     until(lambda: served.get("/status") == {"current_step": step + 5, "queue_size": 0})
 

@@ -107,13 +107,18 @@ def _label(engine: Engine) -> str:
 
 @contextmanager
 def running_trainer(
-    connection: Connection, engine: Engine, folder: Path, *options: str
+    connection: Connection,
+    engine: Engine,
+    folder: Path,
+    *options: str,
+    versions: int = VERSIONS,
+    groups_per_batch: int = GROUPS_PER_BATCH,
 ) -> Iterator[Trainer]:
     fixed = {
         "run": RUN,
         "engines": engine.url,
-        "versions": VERSIONS,
-        "groups-per-batch": GROUPS_PER_BATCH,
+        "versions": versions,
+        "groups-per-batch": groups_per_batch,
         "group-size": GROUP_SIZE,
         "max-age": MAX_AGE,
         "checkpoints": folder / "checkpoints",
