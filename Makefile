@@ -52,9 +52,10 @@ test: setup-cpu $(COMPILED)
 	$(LIGHT_TESTS)
 	$(BIN)/pytest -m 'heavy and not slow and not proof' -n 2
 
-# The real vLLM is among them.
+# Those with the real vLLM run alone: it takes all cores, and the others have deadlines.
 test-slow: setup-cpu
-	$(BIN)/pytest -m slow -n 4
+	$(BIN)/pytest -m 'slow and not engine' -n 2
+	$(BIN)/pytest -m 'slow and engine'
 
 # Over three seeds the reward climbs, and at learning rate 0 it does not; the demo, to its end.
 proof: setup-cpu

@@ -19,7 +19,7 @@ import pytest
 from pool.connection import Connection
 from servicekit.tokenizer import hide_torch
 from steplog.kafka import local_kafka
-from tests import brokers, heavy, processes
+from tests import brokers, heavy, processes, scheduling
 
 
 def _own_ports() -> Iterator[int]:
@@ -84,13 +84,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_itemcollected(item: pytest.Item) -> None:
     if heavy.is_heavy(item.path):
         item.add_marker("heavy")
+    if scheduling.group_of(item.nodeid) == "vLLM":
+        item.add_marker("engine")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from tests.scheduling import GroupScheduling
-
-    return GroupScheduling(config, log)
+    return scheduling.GroupScheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

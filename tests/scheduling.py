@@ -9,6 +9,7 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 GROUPS = {
     "tests/gateway/real_engine/": "vLLM",
     "tests/steplog/environment/test_real_engine.py": "vLLM",
+    "tests/gateway/atropos/test_training.py": "vLLM",
     "tests/trainer/weights/test_vllm.py": "vLLM",
     "tests/telemetry/test_logs.py": "telemetry",
     "tests/telemetry/test_traces.py": "telemetry",
@@ -16,7 +17,10 @@ GROUPS = {
 """By file, or by the beginning of a path. Two vLLMs at once would take each other's CPU."""
 
 
+def group_of(file: str) -> str:
+    return next((group for path, group in GROUPS.items() if file.startswith(path)), file)
+
+
 class GroupScheduling(LoadFileScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return next((group for path, group in GROUPS.items() if file.startswith(path)), file)
+        return group_of(super()._split_scope(nodeid))
