@@ -23,7 +23,7 @@ def export(settings: ExportSettings) -> str:
     description = checkpoints.description(version)
     learner = Learner.from_folder(
         description["model"],
-        LearnerSettings.model_validate(description["learner"]),
+        LearnerSettings.from_record(description["learner"]),
         LossSettings.model_validate(description["loss"]),
     )
     learner.load_state(checkpoints.load(version))

@@ -25,7 +25,7 @@ from trainer.model.minibatches import BatchSplitter, TrainingPack
 from trainer.model.mode_search import find_execution_mode
 from trainer.model.pack import Pack, make_pack
 from trainer.model.packed import PackedModel
-from trainer.model.settings import LearnerSettings
+from trainer.model.settings import ExecutionSettings, LearnerSettings
 from trainer.model.sharding import (
     Ranks,
     TrainedParameters,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from trainer.data.batch import Batch
 
 Tensor = Any
+DEFAULT_EXECUTION = ExecutionSettings()
 
 
 class Learner:
@@ -49,6 +50,7 @@ class Learner:
         causal: Any,
         settings: LearnerSettings,
         loss: LossSettings,
+        execution: ExecutionSettings = DEFAULT_EXECUTION,
         *,
         reference: Any = None,
         device: Any = None,
@@ -57,12 +59,12 @@ class Learner:
         """`causal` is a float32 transformers model, with adapters if they are trained. `reference` is
         another one, if the loss needs it and there are no adapters. `shard` shards even a single
         rank."""
-        self.settings, self.loss = settings, loss
+        self.settings, self.loss, self.execution = settings, loss, execution
         self.ranks, self.device = Ranks(), device or device_of_rank()
         self.dtype = _dtype(settings, self.device)
         if settings.deterministic:
             torch.use_deterministic_algorithms(True)
-        if settings.gradient_checkpointing:
+        if execution.gradient_checkpointing:
             causal.gradient_checkpointing_enable({"use_reentrant": False})
         self.model, self.trained = self._place(causal, shard)
         self._reference = self._place_reference(reference, shard)
@@ -70,7 +72,13 @@ class Learner:
         self.steps = 0
 
     @classmethod
-    def from_folder(cls, folder: str | Path, settings: LearnerSettings, loss: LossSettings) -> Self:
+    def from_folder(
+        cls,
+        folder: str | Path,
+        settings: LearnerSettings,
+        loss: LossSettings,
+        execution: ExecutionSettings = DEFAULT_EXECUTION,
+    ) -> Self:
         """Loads a model from a Hugging Face folder; under torchrun, joins the other ranks."""
         join()
         causal = loading.load(folder)
@@ -78,11 +86,11 @@ class Learner:
             loading.add_lora(causal, settings.lora_rank, settings.lora_alpha, settings.lora_targets)
         needs_second_model = loss.needs_reference and not settings.lora_rank
         reference = loading.load(folder) if needs_second_model else None
-        return cls(causal, settings, loss, reference=reference)
+        return cls(causal, settings, loss, execution, reference=reference)
 
     def adopt(self, settings: LearnerSettings, loss: LossSettings) -> None:
-        """Continues with other settings, such as those recorded in a Decision. Settings that the model
-        is built with (adapters, precision, reference) do not change."""
+        """Continues with the settings that a Decision records. Settings that the model is built with
+        (adapters, precision, reference) do not change."""
         self.settings, self.loss = settings, loss
         for group in self.optimiser.param_groups:
             group["betas"] = (settings.beta1, settings.beta2)
@@ -110,7 +118,7 @@ class Learner:
     def minibatches(self, batch: "Batch") -> list[list[TrainingPack]]:
         """The packs of each optimizer step."""
         single = self.model.mode.kernel == "single"
-        budget = 0 if single else self.settings.tokens_per_pack
+        budget = 0 if single else self.execution.tokens_per_pack
         return BatchSplitter(self.loss, self.ranks, self.device, budget).minibatches(batch)
 
     def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -159,7 +167,7 @@ class Learner:
         model = PackedModel(loading.prepare(causal), fp32_head=self.settings.fp32_head)
         trained = place_model(model, self.dtype, self.device, self.ranks, shard=shard)
         model.mode = find_execution_mode(model, self.dtype, self.device)
-        if self.settings.compile and self.device.type == "cuda":
+        if self.execution.compile and self.device.type == "cuda":
             model.compile_layers()
         return model, trained
 

@@ -28,7 +28,6 @@ from servicekit.spans import Span
 from trainer.algorithm.alarms import find_alarms
 from trainer.decisions.decider import Decider, RangeEnded
 from trainer.incarnation.base import Incarnation, now_ms
-from trainer.machine import describe_machine
 from trainer.progress.reporter import ProgressReporter
 from trainer.progress.run_status import StepReport
 from trainer.rank_orders import RankOrders, TrainOrder
@@ -233,7 +232,7 @@ class TrainingLoop:
             timings=self._progress.timings(),
             created_at=now_ms(),
             batch=result.batch,
-            machine=json.dumps(describe_machine(self._training.learner)),
+            machine=json.dumps(result.machine),
         )
 
     def _publish(self) -> None:

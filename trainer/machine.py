@@ -17,10 +17,12 @@ def describe_machine(learner: Learner) -> dict[str, Any]:
         "ranks": learner.ranks.world,
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
+        "execution": learner.execution.model_dump(),
     }
 
 
 def is_bit_exact(recorded: str, machine: dict[str, Any], deterministic: bool) -> bool:
-    """Whether a step trained on the recorded machine gives the same bits on this one."""
+    """Whether a step trained on the recorded machine gives the same bits on this one. Machines recorded
+    without execution settings used those of their Decision, which whoever reproduces them uses too."""
     is_steady = machine["ranks"] == 1 and (machine["device"] == "cpu" or deterministic)
-    return is_steady and bool(json.loads(recorded) == machine)
+    return is_steady and {"execution": machine["execution"], **json.loads(recorded)} == machine

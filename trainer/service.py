@@ -32,7 +32,7 @@ from trainer.incarnation.base import Incarnation
 from trainer.incarnation.live import LiveIncarnation, wait_until_alone
 from trainer.learner import Learner
 from trainer.loop import TrainingLoop
-from trainer.model.settings import LearnerSettings
+from trainer.model.settings import ExecutionSettings, LearnerSettings
 from trainer.model.sharding import Ranks, join, leave
 from trainer.offline.decider import OfflineDecider
 from trainer.offline.incarnation import OfflineIncarnation, lock_run
@@ -185,7 +185,8 @@ def _make_training(settings: TrainSettings, probe: Probe, incarnation: int) -> D
     loss_settings = section(settings, LossSettings)
     learner_settings = section(settings, LearnerSettings)
     torch.manual_seed(settings.seed)
-    learner = Learner.from_folder(settings.model, learner_settings, loss_settings)
+    execution = section(settings, ExecutionSettings)
+    learner = Learner.from_folder(settings.model, learner_settings, loss_settings, execution)
     checkpoints = Checkpoints(
         settings.checkpoints, settings.run, settings.keep_checkpoints, settings.keep_every, probe
     )

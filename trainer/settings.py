@@ -14,7 +14,7 @@ from servicekit.trackers import TrackerName
 from trainer.algorithm.alarms import AlarmSettings
 from trainer.algorithm.settings import LossSettings
 from trainer.decisions.settings import DecisionSettings
-from trainer.model.settings import LearnerSettings
+from trainer.model.settings import ExecutionSettings, LearnerSettings
 from trainer.weights.settings import WeightsSettings
 
 Positive = Annotated[int, Field(gt=0)]
@@ -38,6 +38,7 @@ class TrainSettings(
     DecisionSettings,
     LossSettings,
     LearnerSettings,
+    ExecutionSettings,
     WeightsSettings,
     AlarmSettings,
 ):

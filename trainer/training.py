@@ -17,6 +17,7 @@ from trainer.data.batch import groups_of_rank, make_batch
 from trainer.data.batch_metrics import batch_metrics
 from trainer.data.digest import digest
 from trainer.learner import Learner
+from trainer.machine import describe_machine
 from trainer.recorded_settings import decode_settings
 
 
@@ -26,6 +27,8 @@ class TrainingResult(NamedTuple):
     metrics: dict[str, float]
     batch: str
     """Digest of the batch."""
+    machine: dict[str, Any]
+    """The machine and the execution settings, as `describe_machine` returns them."""
 
 
 MAX_TRAJECTORY_SPANS = 1024
@@ -58,7 +61,8 @@ class DecisionTraining:
         self, decision: Decision, lost: set[GroupId], trace: str | None = None
     ) -> TrainingResult:
         """Makes the Decision's version from the one before it, with the settings that the Decision
-        records. `trace` is rank 0's trace, for the other ranks."""
+        records and the execution settings of this process. `trace` is rank 0's trace, for the other
+        ranks."""
         assert decision.version == self.version + 1, "versions are made one after the other"
         ranks = self.learner.ranks
         recorded = decode_settings(decision)
@@ -83,7 +87,7 @@ class DecisionTraining:
         self._probe("trained")
         if tracing.is_enabled():
             self._link_trajectories(decision, groups, span)
-        return TrainingResult(metrics, digest(batch, ranks.total))
+        return TrainingResult(metrics, digest(batch, ranks.total), describe_machine(self.learner))
 
     def _span(self, decision: Decision, groups: Sequence[Group], trace: str | None) -> Span:
         return tracing.span(

@@ -23,7 +23,7 @@ from bench.training.rows import batch_of, lengths
 from trainer.algorithm.settings import LossSettings
 from trainer.learner import Learner
 from trainer.model import attention, logprobs
-from trainer.model.settings import LearnerSettings
+from trainer.model.settings import ExecutionSettings, LearnerSettings
 
 PEAK = 790e12
 """Floating point operations per second of bf16 that a matrix product reaches on an H200."""
@@ -126,7 +126,7 @@ def usual(tiny: bool, device: Any, table: SpeedTable, batch: Any) -> None:
 
 
 def variants(quick: bool) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Name, learner settings, and other options of each variant."""
+    """Name, execution settings, and other options of each variant."""
     packed = {"tokens_per_pack": 32768, "compile": False}
     fast = packed | {"compile": True}
     yield "packs of 32k", packed, {}
@@ -140,7 +140,7 @@ def variants(quick: bool) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]
     yield "packs of 32k, FSDP2 of one rank, compiled", fast, {"shard": True}
     yield "packs of 32k, FSDP2 of one rank", packed, {"shard": True}
     yield "packs of 32k, flex attention, compiled", fast, {"kernel": "flex"}
-    yield "packs of 32k, float32 head, compiled", fast | {"fp32_head": True}, {}
+    yield "packs of 32k, float32 head, compiled", fast, {"fp32_head": True}
     yield "packs of 32k, recomputed layers, compiled", fast | {"gradient_checkpointing": True}, {}
 
 
@@ -158,8 +158,9 @@ def ours(
     try:
         learner = Learner(
             model(tiny, device),
-            LearnerSettings(**settings),
+            LearnerSettings(fp32_head=how.get("fp32_head", False)),
             LossSettings(),
+            ExecutionSettings(**settings),
             device=device,
             shard=how.get("shard", False),
         )

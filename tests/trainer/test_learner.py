@@ -13,17 +13,26 @@ from trainer.algorithm.settings import LossSettings
 from trainer.data.batch import Batch
 from trainer.data.sample import Sample
 from trainer.learner import Learner
-from trainer.model.settings import LearnerSettings
+from trainer.model.settings import ExecutionSettings, LearnerSettings
 
 CPU = torch.device("cpu")
+EXECUTION = ExecutionSettings.model_fields.keys()
 
 
 def learner(
     causal: Any = None, loss: LossSettings | None = None, reference: Any = None, **settings: Any
 ) -> Learner:
-    given = LearnerSettings(**{"learning_rate": 1e-3, "tokens_per_pack": 64} | settings)
-    made = small.model() if causal is None else causal
-    return Learner(made, given, loss or LossSettings(), reference=reference, device=CPU)
+    """Settings of the learner and of the execution, in one."""
+    given = {"learning_rate": 1e-3, "tokens_per_pack": 64} | settings
+    execution = {name: given.pop(name) for name in EXECUTION & given.keys()}
+    return Learner(
+        small.model() if causal is None else causal,
+        LearnerSettings(**given),
+        loss or LossSettings(),
+        ExecutionSettings(**execution),
+        reference=reference,
+        device=CPU,
+    )
 
 
 def gradient_of(made: Learner, batch: Batch) -> torch.Tensor:
@@ -280,3 +289,12 @@ def test_matrices_decay_and_norms_do_not() -> None:
         (0.1, 2),
         (0, 1),
     ]
+
+
+def test_a_decision_does_not_say_how_large_packs_are() -> None:
+    old = {"learning_rate": 1e-4, "tokens_per_pack": 10**6}  # as earlier releases recorded it
+    made = learner(tokens_per_pack=64)
+    made.adopt(LearnerSettings.from_record(old), LossSettings())
+    assert made.settings.learning_rate == 1e-4
+    (parts,) = made.minibatches(small.batch())
+    assert len(parts) > 2

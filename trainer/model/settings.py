@@ -1,9 +1,33 @@
-"""Settings of the optimizer and of running the model. Imports no torch."""
+"""Settings of the optimizer and of running the model. Imports no torch.
+
+`LearnerSettings` decide what is computed: a Decision records them, and whoever trains it uses the
+recorded ones. `ExecutionSettings` decide how it is computed on a machine: each process uses its own,
+and the Outcome records them.
+"""
 
 import math
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class ExecutionSettings(BaseModel):
+    """How the model is run: memory and speed. Results differ by rounding only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens_per_pack: int = Field(
+        32768,
+        ge=1,
+        description="most tokens in one forward pass; a longer row gets a pass of its own",
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="recompute layers in the backward pass: less memory, but a third slower"
+    )
+    compile: bool = Field(
+        True, description="on GPUs, compile the layers: nearly twice as fast after the first step"
+    )
 
 
 class LearnerSettings(BaseModel):
@@ -29,17 +53,6 @@ class LearnerSettings(BaseModel):
     total_steps: int | None = Field(
         None, ge=1, description="optimizer steps of the run, for the linear and cosine schedules"
     )
-    tokens_per_pack: int = Field(
-        32768,
-        ge=1,
-        description="most tokens in one forward pass; a longer row gets a pass of its own",
-    )
-    gradient_checkpointing: bool = Field(
-        False, description="recompute layers in the backward pass: less memory, but a third slower"
-    )
-    compile: bool = Field(
-        True, description="on GPUs, compile the layers: nearly twice as fast after the first step"
-    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="data type to compute in; auto is bfloat16 on GPUs and float32 on CPUs"
     )
@@ -58,6 +71,13 @@ class LearnerSettings(BaseModel):
     deterministic: bool = Field(
         False, description="use only deterministic algorithms on GPUs; on CPUs all are"
     )
+
+    @classmethod
+    def from_record(cls, fields: Mapping[str, Any]) -> Self:
+        """Settings from a Decision or checkpoint of any release; earlier ones recorded the execution
+        settings among them."""
+        names = fields.keys() - ExecutionSettings.model_fields.keys()
+        return cls.model_validate({name: fields[name] for name in names})
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:

@@ -19,8 +19,8 @@ from servicekit.errors import Fatal
 from trainer.checkpoint import Checkpoints
 from trainer.learner import Learner
 from trainer.machine import describe_machine, is_bit_exact
-from trainer.model.settings import LearnerSettings
-from trainer.recorded_settings import decode_settings, initial_seed
+from trainer.model.settings import ExecutionSettings, LearnerSettings
+from trainer.recorded_settings import decode_execution, decode_settings, initial_seed
 from trainer.reproduction.comparison import MetricComparison, compare_metrics
 from trainer.reproduction.recorded_run import RebuiltBatch, RecordedRun
 from trainer.reproduction.settings import ReplayStepSettings
@@ -73,7 +73,7 @@ def retrain(settings: ReplayStepSettings, run: RecordedRun, batch: RebuiltBatch)
     threads = settings.threads or recorded_machine.get("threads")
     if threads is not None:
         torch.set_num_threads(threads)
-    training = _make_training(settings, start, decisions)
+    training = _make_training(settings, start, decisions, decode_execution(batch.decision, outcome))
     lost = run.ledger.lost_groups()
     console = Console(stderr=True)
     for decision in track(
@@ -83,6 +83,8 @@ def retrain(settings: ReplayStepSettings, run: RecordedRun, batch: RebuiltBatch)
         transient=True,
         disable=not console.is_terminal,
     ):
+        recorded_outcome = run.ledger.outcome(decision.sequence)
+        training.learner.execution = decode_execution(decision, recorded_outcome)
         result = training.train(decision, lost)
     if settings.into is not None:
         training.learner.export(start.model, settings.into, torch.float32)
@@ -117,12 +119,15 @@ def _find_start(settings: ReplayStepSettings) -> StartingPoint:
 
 
 def _make_training(
-    settings: ReplayStepSettings, start: StartingPoint, decisions: Sequence[Decision]
+    settings: ReplayStepSettings,
+    start: StartingPoint,
+    decisions: Sequence[Decision],
+    execution: ExecutionSettings,
 ) -> DecisionTraining:
     recorded = [decode_settings(decision) for decision in decisions]
     learner_settings = [each.learner for each in recorded]
     if "learner" in start.description:
-        learner_settings.append(LearnerSettings.model_validate(start.description["learner"]))
+        learner_settings.append(LearnerSettings.from_record(start.description["learner"]))
     for name in BUILD_SETTINGS:
         if len({str(getattr(each, name)) for each in learner_settings}) > 1:
             raise Fatal(
@@ -132,7 +137,7 @@ def _make_training(
     losses = [each.loss for each in recorded]
     loss = next((loss for loss in losses if loss.needs_reference), losses[0])
     torch.manual_seed(initial_seed(decisions[0]))
-    learner = Learner.from_folder(start.model, learner_settings[0], loss)
+    learner = Learner.from_folder(start.model, learner_settings[0], loss, execution)
     training = DecisionTraining(settings, learner, start.checkpoints, {})
     if start.version:
         _restore(training, settings.version, start)

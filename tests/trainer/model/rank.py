@@ -12,7 +12,7 @@ from tests.trainer.model import small
 from trainer.algorithm.settings import LossSettings
 from trainer.data.batch import Batch
 from trainer.learner import Learner
-from trainer.model.settings import LearnerSettings
+from trainer.model.settings import ExecutionSettings, LearnerSettings
 from trainer.model.sharding import Ranks, join
 
 STEPS = 3
@@ -20,9 +20,9 @@ LOSS = LossSettings(aggregation="prompt_mean")
 
 
 def learner_of(kind: str) -> Learner:
-    settings = LearnerSettings(learning_rate=1e-3, tokens_per_pack=64)
+    settings, execution = LearnerSettings(learning_rate=1e-3), ExecutionSettings(tokens_per_pack=64)
     causal = small.mamba() if kind == "Mamba" else small.model(kind)
-    return Learner(causal, settings, LOSS, device=torch.device("cpu"))
+    return Learner(causal, settings, LOSS, execution, device=torch.device("cpu"))
 
 
 def batch_of(kind: str, seed: int) -> Batch:
