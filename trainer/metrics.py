@@ -60,6 +60,8 @@ STEP_VALUES = {
     "reward_mean_all": "Mean reward of all decided trajectories, trained or not",
     "reward_std": "Standard deviation of the rewards of trained trajectories",
     "advantage_std": "Standard deviation of the advantages",
+    "turn_advantage_std": "Standard deviation of advantages within a trajectory (turn-level credit)",
+    "turns_mean": "Mean number of turns per trained trajectory (turn-level credit)",
     "loss": "Loss",
     "kl": "KL divergence from the reference model, if there is one",
     "entropy": "Mean entropy of the trained tokens' distributions",

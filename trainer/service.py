@@ -12,9 +12,6 @@ from typing import Any
 import torch
 
 from pool import topics
-from pool.core.groups import Group
-from pool.core.rows import build_rows
-from pool.core.trajectories import Trajectory
 from servicekit import tracing
 from servicekit.errors import Fatal
 from servicekit.masking import mask_settings
@@ -23,7 +20,7 @@ from servicekit.tokenizer import TokenizerFolder
 from trainer import http
 from trainer.algorithm.settings import LossSettings
 from trainer.checkpoint import Checkpoints
-from trainer.data.batch import AgeLimits, shaped_reward
+from trainer.data.batch import AgeLimits
 from trainer.decisions.decider import Decider
 from trainer.decisions.judge import Judge
 from trainer.decisions.live_decider import LiveDecider
@@ -102,7 +99,7 @@ def _run_live(settings: TrainSettings, orders: RankOrders, probe: Probe) -> None
             settings.accept_loss,
             settings.groups_per_batch,
         )
-        judge = Judge(settings, incarnation.marks, _reward_function(settings))
+        judge = Judge(settings, incarnation.marks, section(settings, LossSettings))
         decider = LiveDecider(incarnation, settings, judge, _recorded_fields(settings), probe)
         _train(settings, incarnation, decider, orders, listener, progress, stop, probe)
 
@@ -119,7 +116,7 @@ def _run_offline(settings: TrainSettings, orders: RankOrders, probe: Probe) -> s
         _open_reporting(settings, port) as (listener, progress),
     ):
         incarnation = OfflineIncarnation(settings, definition, tokenizer, probe)
-        judge = Judge(settings, incarnation.marks, _reward_function(settings), any_age=True)
+        judge = Judge(settings, incarnation.marks, section(settings, LossSettings), any_age=True)
         decisions = DecisionMaker(incarnation, settings, judge, _recorded_fields(settings))
         decider = OfflineDecider(incarnation, decisions, probe)
         _train(settings, incarnation, decider, orders, listener, progress, stop, probe)
@@ -205,19 +202,6 @@ def _make_fleet(settings: TrainSettings, learner: Learner) -> EngineFleet:
     dtype = getattr(torch, settings.weights_dtype) if settings.weights_dtype else learner.dtype
     ranks = RankGroup() if learner.ranks.world > 1 else SingleRank()
     return EngineFleet(section(settings, WeightsSettings), learner.weights(dtype), ranks=ranks)
-
-
-def _reward_function(settings: TrainSettings) -> Callable[[Group, Trajectory], float]:
-    """The function that returns a member's reward after shaping."""
-    loss = section(settings, LossSettings)
-
-    def reward(group: Group, member: Trajectory) -> float:
-        generated = 0
-        if loss.overlong_max is not None:
-            generated = sum(int((row.versions >= 0).sum()) for row in build_rows(member))
-        return shaped_reward(group, member, loss, generated)
-
-    return reward
 
 
 def _recorded_fields(settings: TrainSettings) -> Callable[[int], dict[str, Any]]:

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pool.core.progress import Received
-from pool.core.rewards import SCORED_STATUSES, GivenRewards, feedback_of, given_rewards
+from pool.core.rewards import (
+    SCORED_STATUSES,
+    GivenRewards,
+    feedback_of,
+    given_rewards,
+    step_rewards,
+)
 from pool.core.trajectories import (
     Trajectory,
     source_position,
@@ -31,6 +37,15 @@ class GroupRules(NamedTuple):
     quorum: float = 0.5
     deadline: float = 3600.0
     """Seconds after the first record of a group, for Steps that carry no deadline."""
+
+
+class TurnRewards(NamedTuple):
+    """The rewards of a member, each where it was earned. A turn is a Step that is no orphan."""
+
+    outcome: float
+    """Of the trajectory as a whole; 0 if its reward is the sum of the turns'."""
+    turns: dict[str, float]
+    """By step_id, in the order of the Steps; 0 for a turn without a reward."""
 
 
 class Judgement(NamedTuple):
@@ -86,6 +101,12 @@ class Group:
     def reward(self, member: Trajectory) -> float | None:
         """The reward with which it counts."""
         return self._given_rewards(member).counting
+
+    def turn_rewards(self, member: Trajectory) -> TurnRewards:
+        """The rewards of the whole and of every turn, with Feedback that came after its end."""
+        outcome = self._given_rewards(member).outcome
+        turns = step_rewards(member, self.later_feedback(member))
+        return TurnRewards(outcome or 0.0, {uid: reward or 0.0 for uid, reward in turns.items()})
 
     def _given_rewards(self, member: Trajectory) -> GivenRewards:
         return given_rewards(member, self.later_feedback(member))

@@ -10,6 +10,9 @@ The reward of a Step is the last Feedback on it, else what reward functions say 
 agent submitted with it. The last Feedback is the last by offset in `steps`, before the End or after
 it; a copy never undoes a newer one.
 
+A trainer may credit the reward of a Step to that Step (`Group.turn_rewards`). Then it counts beside
+1 or 2, which is the outcome of the trajectory.
+
 Rewards never change how a trajectory ended. Feedback on one that failed, was cancelled or has expired
 is its reward for whoever reads it, but it is not trained, and its Steps have no sum.
 """
@@ -42,6 +45,11 @@ class GivenRewards(msgspec.Struct, frozen=True, array_like=True):
     def counting(self) -> float | None:
         """The reward with which the trajectory counts; None is no reward, never 0."""
         return self.feedback if self.feedback is not None else self.without_feedback
+
+    @property
+    def outcome(self) -> float | None:
+        """The reward of the trajectory as a whole, apart from those of its Steps."""
+        return self.feedback if self.feedback is not None else self.end
 
     @property
     def without_feedback(self) -> float | None:
@@ -90,6 +98,13 @@ def given_rewards(
         steps = _rewards_of_steps(trajectory, process_rewards or {})
     feedback = in_order([*trajectory.feedback, *later])
     return GivenRewards(None, own, steps).with_feedback(feedback)
+
+
+def step_rewards(trajectory: Trajectory, later: Iterable[Received] = ()) -> dict[str, float | None]:
+    """The reward of every Step but orphans, by step_id in the order of the Steps, whatever else the
+    trajectory was rewarded with."""
+    without_feedback = GivenRewards(None, None, _rewards_of_steps(trajectory, {}))
+    return without_feedback.with_feedback(in_order([*trajectory.feedback, *later])).steps
 
 
 def _rewards_of_steps(

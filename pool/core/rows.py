@@ -52,8 +52,8 @@ class Row:
     temperatures: NDArray[np.float32]
     """Temperature at sampling; 1 for ids that were not sampled."""
     advantages: NDArray[np.float32] | None = None
-    """Advantages from the environment. NaN: the trajectory's advantage holds for this id; None: it
-    holds for all ids."""
+    """Advantages of single ids, from the environment or from the credit of turns. NaN: the trajectory's
+    advantage holds for this id; None: it holds for all ids."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -97,8 +97,11 @@ class _OpenRow:
         return row
 
 
-def build_rows(trajectory: "Trajectory") -> tuple[Row, ...]:
-    """The rows of a trajectory without a problem, in the order in which they began."""
+def build_rows(
+    trajectory: "Trajectory", advantages: Mapping[str, bytes] | None = None
+) -> tuple[Row, ...]:
+    """The rows of a trajectory without a problem, in the order in which they began. `advantages` are
+    for Steps to which its environment gave none, packed like `Trajectory.advantages`."""
     rows: list[_OpenRow] = []
     for step in _targets(trajectory):
         prompt = trajectory.prompts[step.step_id]
@@ -107,13 +110,19 @@ def build_rows(trajectory: "Trajectory") -> tuple[Row, ...]:
         if not prefixes:
             rows.append(row)
         row.add(prompt, step)
-    closed = [row.close(trajectory.advantages) for row in rows]
+    all_advantages = {**(advantages or {}), **trajectory.advantages}
+    closed = [row.close(all_advantages) for row in rows]
     return tuple(row for row in closed if row.trainable.any())
 
 
-def count_target_steps(trajectory: "Trajectory") -> int:
-    """How many Steps of a trajectory are targets."""
-    return sum(1 for _ in _targets(trajectory))
+def target_step_ids(trajectory: "Trajectory") -> list[str]:
+    """The Steps of a trajectory that are targets."""
+    return [step.step_id for step in _targets(trajectory)]
+
+
+def count_sampled_tokens(trajectory: "Trajectory") -> int:
+    """How many tokens the Steps of a trajectory that are targets have."""
+    return sum(len(step.response_ids) // ID_BYTES for step in _targets(trajectory))
 
 
 def find_training_problem(trajectory: "Trajectory") -> str | None:

@@ -28,20 +28,32 @@ def compute_advantages(
     rewards: Sequence[Floats], mode: AdvantageMode, total: Total = single_rank
 ) -> list[Floats]:
     """One array per group of this rank; a group lies on one rank."""
-    above = [_above_mean(group) for group in rewards]
-    if mode == "batch_std":
-        spread = _batch_std(above, total) + EPSILON
-        return [group / spread for group in above]
-    if mode == "group_std":
-        return [group / (_sample_std(group) + EPSILON) for group in above]
+    above = [above_mean(group) for group in rewards]
     if mode == "loo":
-        return [group * _leave_one_out_factor(len(group)) for group in above]
-    return above
+        return [group * leave_one_out_factor(len(group)) for group in above]
+    spreads = normalizers(above, mode, total)
+    return [group / spread for group, spread in zip(above, spreads, strict=True)]
 
 
-def _above_mean(group: Floats) -> Floats:
-    rewards = np.asarray(group, np.float64)
+def normalizers(above: Sequence[Floats], mode: AdvantageMode, total: Total) -> list[float]:
+    """For each group of this rank, what its advantages are divided by. `above` has one value per
+    member: how much more than its group it earned."""
+    if mode == "batch_std":
+        return [_batch_std(above, total) + EPSILON] * len(above)
+    if mode == "group_std":
+        return [_sample_std(group) + EPSILON for group in above]
+    return [1.0] * len(above)
+
+
+def above_mean(rewards: Floats) -> Floats:
+    """The rewards minus their mean; 0 for a single one, which nothing is compared with."""
+    rewards = np.asarray(rewards, np.float64)
     return rewards - rewards.mean() if len(rewards) > 1 else np.zeros(len(rewards))
+
+
+def leave_one_out_factor(size: int) -> float:
+    """The factor by which leaving a member out of its own baseline increases its advantage."""
+    return size / (size - 1) if size > 1 else 1.0
 
 
 def _batch_std(above: Sequence[Floats], total: Total) -> float:
@@ -54,8 +66,3 @@ def _batch_std(above: Sequence[Floats], total: Total) -> float:
 
 def _sample_std(above: Floats) -> float:
     return float(np.sqrt(above @ above / max(len(above) - 1, 1)))
-
-
-def _leave_one_out_factor(size: int) -> float:
-    """The factor by which leaving a member out of its own baseline increases its advantage."""
-    return size / (size - 1) if size > 1 else 1.0

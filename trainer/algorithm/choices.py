@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 AdvantageMode = Literal["batch_std", "group_std", "none", "loo"]
+CreditMode = Literal["outcome", "return_to_go", "per_turn"]
 RatioMode = Literal["bypass", "decoupled"]
 LossName = Literal["dppo_tv", "ppo_clip", "cispo", "icepop", "kpop", "gspo", "decoupled"]
 SequenceMask = Literal["none", "geometric", "opsm", "veto"]

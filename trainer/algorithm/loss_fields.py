@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainer.algorithm.choices import (
     AdvantageMode,
     Aggregation,
+    CreditMode,
     KLEstimator,
     LossName,
     RatioMode,
@@ -34,6 +35,11 @@ class LossFields(BaseModel):
 
     advantage: AdvantageMode = Field(
         "batch_std", description="how rewards are turned into advantages"
+    )
+    credit: CreditMode = Field(
+        "outcome",
+        description="what a turn's advantage is computed from: the trajectory's reward (outcome), or "
+        "also the rewards of Steps: those from the turn on (return_to_go) or its own (per_turn)",
     )
     loss: LossName = Field("dppo_tv", description="loss of a token")
     ratio: RatioMode = Field(

@@ -12,12 +12,12 @@ import numpy as np
 from pool.core.groups import Group
 from pool.core.ledger import GroupId, group_id
 from pool.core.marks import runs_of
-from pool.core.rows import Row, build_rows, count_target_steps
+from pool.core.rows import Row, build_rows, target_step_ids
 from pool.core.trajectories import Trajectory, step_of
 from schemas import DecidedGroup, Decision
-from trainer.algorithm.advantages import Floats, Total, compute_advantages, single_rank
+from trainer.algorithm.advantages import Total, single_rank
 from trainer.algorithm.settings import LossSettings
-from trainer.algorithm.shaping import shape_reward
+from trainer.data.credit import Credit, assign_credit
 from trainer.data.sample import Sample
 
 
@@ -32,7 +32,7 @@ class Batch:
     """Number of groups on all ranks."""
     samples: list[Sample]
     advantages: list[float]
-    """One per sample."""
+    """One per sample, for those of its tokens that have none of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,58 +64,50 @@ def make_batch(
 ) -> Batch:
     """`groups` are the groups of this rank, read from the log."""
     assert decision.version is not None
-    members = [
-        [
-            make_sample(group, member, rank + index * ranks, loss, limits, decision.version)
-            for member in group.members.values()
+    credit_by_group = assign_credit(groups, loss, total)
+    samples: list[Sample] = []
+    for index, (group, of_members) in enumerate(zip(groups, credit_by_group, strict=True)):
+        place = rank + index * ranks
+        samples += [
+            make_sample(member, place, credit, loss, limits, decision.version)
+            for member, credit in zip(group.members.values(), of_members, strict=True)
         ]
-        for index, group in enumerate(groups)
-    ]
-    rewards: list[Floats] = [np.array([s.reward for s in group]) for group in members]
-    advantages_by_group = compute_advantages(rewards, loss.advantage, total)
     return Batch(
         version=decision.version,
         seed=decision.seed,
         groups=sum(group.verdict == "train" for group in decision.groups),
-        samples=[sample for group in members for sample in group],
-        advantages=[float(value) for group in advantages_by_group for value in group],
+        samples=samples,
+        advantages=[credit.advantage for of_members in credit_by_group for credit in of_members],
     )
 
 
 def make_sample(
-    group: Group,
     member: Trajectory,
     group_index: int,
+    credit: Credit,
     loss: LossSettings,
     limits: AgeLimits,
     version: int,
 ) -> Sample:
     """`version` is the version that the batch makes."""
     is_cut = is_truncated(member)
-    rows = build_rows(member)
+    rows = build_rows(member, credit.packed_turns())
     oldest = version - 1 - limits.max_age
     if member.is_scored or runs_of(member) != {limits.run}:
         rows = tuple(_with_unknown_age(row, version) for row in rows)
     elif limits.masks_stale:
         rows = tuple(_mask(row, (row.versions >= 0) & (row.versions < oldest)) for row in rows)
-    sample = Sample(
-        trajectory_uid=member.uid,
-        group=group_index,
-        reward=0.0,
-        truncated=is_cut,
-        rows=rows,
-        steps=count_target_steps(member),
-    )
     if is_cut and loss.mask_truncated:
         rows = tuple(_mask(row, row.trainable) for row in rows)
-    return replace(sample, reward=shaped_reward(group, member, loss, sample.generated), rows=rows)
-
-
-def shaped_reward(group: Group, member: Trajectory, loss: LossSettings, generated: int) -> float:
-    """The reward of a member after overlong shaping."""
-    reward = group.reward(member)
-    assert reward is not None, "a member without a reward is never trained"
-    return shape_reward(loss, reward, generated)
+    return Sample(
+        trajectory_uid=member.uid,
+        group=group_index,
+        reward=credit.reward,
+        truncated=is_cut,
+        rows=rows,
+        steps=len(target_step_ids(member)),
+        turn_advantages=tuple(credit.turns.values()),
+    )
 
 
 def is_truncated(member: Trajectory) -> bool:

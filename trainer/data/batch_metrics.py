@@ -13,7 +13,7 @@ def batch_metrics(batch: Batch, total: Total = single_rank) -> dict[str, float]:
     totals = dict(zip(sums, total(np.array(list(sums.values()), np.float64)), strict=True))
     trajectories = max(float(totals["trajectories"]), 1.0)
     mean = {name: float(value) / trajectories for name, value in totals.items()}
-    return {
+    metrics = {
         "trajectories": float(totals["trajectories"]),
         "reward_mean": mean["reward"],
         "reward_std": float(np.sqrt(max(mean["reward_squared"] - mean["reward"] ** 2, 0.0))),
@@ -24,17 +24,26 @@ def batch_metrics(batch: Batch, total: Total = single_rank) -> dict[str, float]:
         "prefix_break_fraction": (mean["rows"] - 1) / max(mean["steps"], 1.0),
         "generated_mean": mean["generated"],
     }
+    if totals["turns"]:
+        metrics["turns_mean"] = mean["turns"]
+        metrics["turn_advantage_std"] = float(np.sqrt(mean["turn_variance"]))
+    return metrics
 
 
 def _sums(batch: Batch) -> dict[str, float]:
     samples = batch.samples
     rewards = np.array([sample.reward for sample in samples], np.float64)
     advantages = np.array(batch.advantages, np.float64)
+    turns = [np.array(sample.turn_advantages, np.float64) for sample in samples]
+    turn_variance = sum(float(each.var()) for each in turns if len(each))
     return {
         "trajectories": len(samples),
         "reward": rewards.sum(),
         "reward_squared": rewards @ rewards,
-        "advantage_squared": advantages @ advantages,
+        # The advantage of a sample is the mean of its turns'.
+        "advantage_squared": advantages @ advantages + turn_variance,
+        "turns": sum(map(len, turns)),
+        "turn_variance": turn_variance,
         "spans": sum(map(_version_count, samples)),
         "truncated": sum(sample.truncated for sample in samples),
         "rows": sum(len(sample.rows) for sample in samples),

@@ -21,6 +21,8 @@ class Sample:
     rows: tuple[Row, ...]
     steps: int = 1
     """Number of Steps that the rows are made of."""
+    turn_advantages: tuple[float, ...] = ()
+    """With turn-level credit, the advantage of every turn; the rows have them for their tokens."""
 
     @property
     def generated(self) -> int:

@@ -5,8 +5,6 @@ trained token is older than `max_age` versions. A group is judged twice by the s
 is complete and when it is decided, because it may become too old in between.
 """
 
-from collections.abc import Callable
-
 import msgspec
 
 from pool.core.groups import TRAIN, Group, Judgement, judge_member
@@ -14,27 +12,26 @@ from pool.core.marks import PolicyMarks
 from pool.core.rows import find_training_problem
 from pool.core.trajectories import Trajectory, step_of
 from schemas import DecidedGroup
+from trainer.algorithm.settings import LossSettings
+from trainer.data.credit import explain_no_variance
 from trainer.decisions.settings import DecisionSettings
-
-EQUAL_REWARDS = 1e-6
-"""Rewards that differ by no more than this count as equal; such a group has no gradient."""
 
 
 class Judge:
-    """`reward` returns the reward of a member, shaping included. `any_age` switches the age check off
-    for offline runs, which train old data on purpose and mostly data of other runs."""
+    """`loss` says which rewards are trained. `any_age` switches the age check off for offline runs,
+    which train old data on purpose and mostly data of other runs."""
 
     def __init__(
         self,
         settings: DecisionSettings,
         marks: PolicyMarks,
-        reward: Callable[[Group, Trajectory], float],
+        loss: LossSettings,
         any_age: bool = False,
     ) -> None:
         self._settings = settings
         self._rules = settings.group_rules()
         self._marks = marks
-        self._reward = reward
+        self._loss = loss
         self._any_age = any_age
         self._accepted_runs = frozenset(settings.accept_runs)
 
@@ -46,12 +43,11 @@ class Judge:
         trained = [m.trajectory_uid for m in decided.members if m.verdict == "train"]
         if any(group.members[uid].advantages for uid in trained):
             return decided  # the environment supplied the advantages itself
-        rewards = [self._reward(group, group.members[uid]) for uid in trained]
-        if max(rewards) - min(rewards) > EQUAL_REWARDS:
+        members = [group.members[uid] for uid in trained]
+        reason = explain_no_variance(group, members, self._loss)
+        if reason is None:
             return decided
-        return msgspec.structs.replace(
-            decided, verdict="no_variance", reason=f"all rewards are {rewards[0]:g}"
-        )
+        return msgspec.structs.replace(decided, verdict="no_variance", reason=reason)
 
     def _judge_member(self, group: Group, member: Trajectory, version: int) -> Judgement:
         judgement = judge_member(group, member)

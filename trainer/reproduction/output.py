@@ -62,6 +62,7 @@ def _describe_member(
         "offsets": offsets[sample.trajectory_uid],
         "reward": sample.reward,
         "advantage": advantage,
+        "turn_advantages": list(sample.turn_advantages) or None,
         "rows": len(sample.rows),
         "tokens": sum(map(len, sample.rows)),
         "trained_tokens": sum(int(np.count_nonzero(row.trainable)) for row in sample.rows),
@@ -113,9 +114,11 @@ def format_lines(batch: RebuiltBatch, retrained: "Retrained | None") -> Iterator
 
 def _format_member(member: dict[str, Any]) -> str:
     age = "unknown" if member["age"] is None else member["age"]
+    turns = ", ".join(f"{value:+.4g}" for value in member["turn_advantages"] or ())
+    advantage = f"{member['advantage']:+.4g}" + (f" (by turn: {turns})" if turns else "")
     return (
         f"    {member['trajectory_uid']}  reward {member['reward']:g}  "
-        f"advantage {member['advantage']:+.4g}  {member['trained_tokens']} of {member['tokens']} "
+        f"advantage {advantage}  {member['trained_tokens']} of {member['tokens']} "
         f"tokens trained  age {age}"
     )
 

@@ -17,7 +17,6 @@ from schemas import Decision, PolicyVersion, ScoredGroup
 from schemas.packing import pack_ids
 from tests.pool.records import RUN
 from tests.trainer.data.test_batch import batch_of
-from tests.trainer.decisions.live_run import reward
 from trainer.algorithm.settings import LossSettings
 from trainer.decisions.judge import Judge
 from trainer.decisions.settings import DecisionSettings
@@ -77,7 +76,7 @@ def test_a_group_for_trainers_that_pull_is_passed_over() -> None:
 
 
 def judge(known: PolicyMarks, **fields: Any) -> Judge:
-    return Judge(DecisionSettings(**fields), known, reward)
+    return Judge(DecisionSettings(**fields), known, LossSettings())
 
 
 def test_a_posted_sequence_is_one_row_with_its_own_mask_and_logprobs() -> None:

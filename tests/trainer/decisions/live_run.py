@@ -5,12 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from pool.connection import Connection
-from pool.core.groups import Group
-from pool.core.trajectories import Trajectory
 from pool.topics import LEDGER, REWARDED
 from schemas import Decision
 from tests.pool.log import committed
 from tests.trainer.agents import RUN
+from trainer.algorithm.settings import LossSettings
 from trainer.decisions.judge import Judge
 from trainer.decisions.live_decider import LiveDecider
 from trainer.decisions.settings import DecisionSettings
@@ -18,10 +17,6 @@ from trainer.incarnation.live import LiveIncarnation
 
 GROUP = "deciders"
 PATIENCE = 60.0
-
-
-def reward(group: Group, member: Trajectory) -> float:
-    return group.reward(member) or 0.0
 
 
 class DeciderRun:
@@ -35,7 +30,7 @@ class DeciderRun:
         self.incarnation = LiveIncarnation(
             connection, RUN, GROUP, REWARDED, rules, max_waiting, lambda _: None
         )
-        judge = Judge(self.settings, self.incarnation.marks, reward)
+        judge = Judge(self.settings, self.incarnation.marks, LossSettings())
         self.decider = LiveDecider(
             self.incarnation,
             self.settings,

@@ -8,7 +8,7 @@ from pool.core.groups import Group
 from pool.core.marks import PolicyMarks
 from schemas import PolicyVersion, Record
 from tests.pool.records import end, group_of, sampled, step
-from tests.trainer.decisions.live_run import reward
+from trainer.algorithm.settings import LossSettings
 from trainer.decisions.judge import Judge
 from trainer.decisions.settings import DecisionSettings
 
@@ -29,7 +29,7 @@ def marks(*opened: int) -> PolicyMarks:
 
 
 def judge(known: PolicyMarks, **fields: Any) -> Judge:
-    return Judge(DecisionSettings(group_size=2, **fields), known, reward)
+    return Judge(DecisionSettings(group_size=2, **fields), known, LossSettings())
 
 
 def two(rewards: tuple[float, float] = (0.0, 1.0), **fields: Any) -> Group:

@@ -16,8 +16,9 @@ from schemas import Decision
 from servicekit.errors import Fatal
 from servicekit.tokenizer import TokenizerFolder, fingerprint
 from tests.trainer.agents import RUN, group, submit, submit_groups
-from tests.trainer.decisions.live_run import PATIENCE, decisions, reward, trained
+from tests.trainer.decisions.live_run import PATIENCE, decisions, trained
 from tests.trainer.offline.history import AGAIN, offline, write_history
+from trainer.algorithm.settings import LossSettings
 from trainer.decisions.decider import RangeEnded
 from trainer.decisions.judge import Judge
 from trainer.decisions.maker import DecisionMaker
@@ -47,7 +48,7 @@ def batches(settings: TrainSettings) -> Iterator[Decision]:
     """One life of a run that nobody trains; it dies when nobody wants more of it."""
     known = TokenizerFolder(str(settings.model))
     life = OfflineIncarnation(settings, define_run(settings, known), known, lambda stage: None)
-    judge = Judge(settings, life.marks, reward, any_age=True)
+    judge = Judge(settings, life.marks, LossSettings(), any_age=True)
     decider = OfflineDecider(life, DecisionMaker(life, settings, judge, lambda n: {"seed": n}))
     decider.start()
     version = max((d.version or 0 for d in life.ledger.trained_after(0)), default=0)
