@@ -11,7 +11,7 @@ LIGHT := -m 'not heavy and not slow and not proof'
 # More workers than cores: they mostly wait for Kafka.
 LIGHT_TESTS = $(BIN)/pytest $(LIGHT) -n 6
 
-.PHONY: check setup setup-cpu demo docs lint test test-slow proof bench clean
+.PHONY: check setup setup-cpu setup-gpu demo docs lint test test-slow proof bench clean
 
 setup: $(READY)
 
@@ -30,8 +30,11 @@ $(COMPILED): $(READY)
 setup-cpu: setup
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[cpu,lora,trackers,peers]' -c constraints.txt --override cpu-overrides.txt
 
+setup-gpu: setup
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[gpu,lora,trackers,peers]' -c constraints.txt
+
 # A small model learns to use a tool, in some minutes; DEMO='--resume' and other options of the command.
-demo: setup-cpu
+demo: setup-$(if $(wildcard /dev/nvidia0),gpu,cpu)
 	$(BIN)/steplog demo $(DEMO)
 
 # The reference of settings and metrics, from the code.

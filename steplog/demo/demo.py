@@ -19,6 +19,7 @@ from servicekit.command_line import print_line
 from servicekit.errors import Fatal
 from steplog.demo import model
 from steplog.demo.agent import DemoAgents
+from steplog.demo.engine import choose_engine
 from steplog.demo.log_watch import LogWatch
 from steplog.demo.plan import CONCURRENT_GROUPS, GROUP_SIZE, RUN, Ports, demo_plan, write_settings
 from steplog.demo.settings import DemoSettings
@@ -49,10 +50,12 @@ def run(settings: DemoSettings) -> int:
     directory = settings.dir.resolve()
     stack.down(directory / "stack")
     demo_run = _prepare(settings, directory)
-    config = write_settings(settings, directory, demo_run.ports, demo_run.target)
+    engine = choose_engine()
+    config = write_settings(settings, engine, directory, demo_run.ports, demo_run.target)
     model.prepare(directory / "model")
     watch, console = LogWatch(), Console()
-    plan = demo_plan(directory, config)
+    plan = demo_plan(engine, directory, config)
+    console.print(f"Running on: {engine.description}.", style="dim")
     try:
         folder = stack.up(directory / "stack", plan)
         with _showing(watch, folder, demo_run.target, console) as print_changes:

@@ -2,7 +2,6 @@
 model."""
 
 import json
-import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from steplog.demo import task
+from steplog.demo.engine import DemoEngine
 from steplog.demo.settings import DemoSettings
 from steplog.settings import load
 from steplog.stack.plan import StackPart, StackPlan
@@ -28,22 +28,6 @@ CONCURRENT_GROUPS = 8
 """Groups that the agents work on at the same time."""
 DEADLINE_S = 120
 """Seconds. Trajectories that an interrupted run left open must not block new groups for long."""
-ENGINE_VARIABLES = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_SERVER_DEV_MODE": "1",  # the routes that take new weights
-    # Its threads spin while they wait, so they get one core only.
-    "VLLM_CPU_OMP_THREADS_BIND": "0",
-}
-ENGINE_OPTIONS = (
-    *("--served-model-name", "default", "--load-format", "dummy", "--enforce-eager"),
-    *("--dtype", "float32", "--max-model-len", "512", "--enable-scale-out"),
-    *("--logprobs-mode", "processed_logprobs"),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-    *("--weight-transfer-config", '{"backend":"gloo"}'),
-)
-"""The engine loads no weights: the trainer sends them."""
 
 
 class Ports(NamedTuple):
@@ -54,9 +38,11 @@ class Ports(NamedTuple):
     train: int
 
 
-def write_settings(settings: DemoSettings, directory: Path, ports: Ports, target: int) -> Path:
+def write_settings(
+    settings: DemoSettings, engine: DemoEngine, directory: Path, ports: Ports, target: int
+) -> Path:
     file = directory / "steplog.toml"
-    tables = _tables(settings, directory, ports, target)
+    tables = _tables(settings, engine, directory, ports, target)
     lines = [f"bootstrap = {json.dumps(f'{HOST}:{ports.kafka}')}"]
     for name, table in tables.items():
         lines += [
@@ -69,19 +55,19 @@ def write_settings(settings: DemoSettings, directory: Path, ports: Ports, target
 
 
 def _tables(
-    settings: DemoSettings, directory: Path, ports: Ports, target: int
+    settings: DemoSettings, engine: DemoEngine, directory: Path, ports: Ports, target: int
 ) -> Mapping[str, Mapping[str, Any]]:
-    model, engine = str(directory / "model"), f"http://{HOST}:{ports.engine}"
+    model, url = str(directory / "model"), f"http://{HOST}:{ports.engine}"
     return {
         "kafka": {"dir": str(directory / "kafka"), "port": ports.kafka},
         "topics": {"partitions": 2},
         "stack": {
             "dir": str(directory / "stack"),
             "kafka": True,
-            "engine": [_engine(model, ports.engine)],
+            "engine": [engine.command(model, HOST, ports.engine)],
         },
         "gateway": {
-            "engines": [engine],
+            "engines": [url],
             "tokenizer": model,
             "port": ports.gateway,
             "run": RUN,
@@ -98,7 +84,7 @@ def _tables(
         "train": {
             "run": RUN,
             "model": model,
-            "engines": [engine],
+            "engines": [url],
             "versions": target,
             "groups_per_batch": GROUPS_PER_BATCH,
             "group_size": GROUP_SIZE,
@@ -106,31 +92,30 @@ def _tables(
             "checkpoints": str(directory / "checkpoints"),
             "checkpoint_every": 10,
             "tracker_dir": str(directory / "progress"),
-            "threads": 1,
             "port": ports.train,
+            **engine.trainer_settings,
         },
     }
 
 
-def _engine(model: str, port: int) -> str:
-    variables = [f"{name}={value}" for name, value in ENGINE_VARIABLES.items()]
-    server = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
-    options = ["--model", model, "--host", HOST, "--port", str(port), *ENGINE_OPTIONS]
-    return shlex.join(["env", *variables, *server, *options])
-
-
-def demo_plan(directory: Path, config: Path) -> StackPlan:
+def demo_plan(engine: DemoEngine, directory: Path, config: Path) -> StackPlan:
     """The trainer waits for the warm start, which runs while the engine starts."""
     plan = StackPlanner(load(StackSettings, "stack", Namespace(config=config), {}), {}).plan()
-    if (directory / "model" / "model.safetensors").exists():
-        return plan
-    command = (sys.executable, "-P", "-m", "steplog.demo.model", str(directory / "model"))
-    warm_up = StackPart(name="model", kind="once", command=command)
+    is_warm = (directory / "model" / "model.safetensors").exists()
     parts = [
-        msgspec.structs.replace(part, needs=(*part.needs, "model"))
-        if part.name == "train"
-        else part
-        for part in plan.parts
+        _trainer(part, engine, is_warm) if part.name == "train" else part for part in plan.parts
     ]
-    kafka = [part for part in parts if part.kind == "kafka"]
-    return msgspec.structs.replace(plan, parts=(*kafka, warm_up, *parts[len(kafka) :]))
+    if not is_warm:
+        after_kafka = sum(part.kind == "kafka" for part in parts)
+        parts.insert(after_kafka, _warm_start(directory / "model"))
+    return msgspec.structs.replace(plan, parts=tuple(parts))
+
+
+def _trainer(part: StackPart, engine: DemoEngine, is_warm: bool) -> StackPart:
+    needs = part.needs if is_warm else (*part.needs, "model")
+    return msgspec.structs.replace(part, needs=needs, variables=engine.trainer_variables)
+
+
+def _warm_start(folder: Path) -> StackPart:
+    command = (sys.executable, "-P", "-m", "steplog.demo.model", str(folder))
+    return StackPart(name="model", kind="once", command=command)
