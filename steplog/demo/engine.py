@@ -39,10 +39,11 @@ class DemoEngine:
     trainer_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def command(self, model: str, host: str, port: int) -> str:
-        variables = [f"{name}={value}" for name, value in (VARIABLES | self.variables).items()]
+        variables = {**VARIABLES, **self.variables}
+        assignments = [f"{name}={value}" for name, value in variables.items()]
         server = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
         address = ["--model", model, "--host", host, "--port", str(port)]
-        return shlex.join(["env", *variables, *server, *address, *OPTIONS, *self.options])
+        return shlex.join(["env", *assignments, *server, *address, *OPTIONS, *self.options])
 
 
 def choose_engine() -> DemoEngine:
