@@ -118,21 +118,22 @@ class NotConfigured(ApiError):
     is_final = True
 
 
-def bad_body(error: msgspec.ValidationError | msgspec.DecodeError) -> BadRequest:
+def bad_body(error: msgspec.ValidationError | msgspec.DecodeError, parent: str = "") -> BadRequest:
     """The 400 of a decoding error. msgspec appends the field: "Expected `int`, got `str` - at
-    `$.seed`"."""
+    `$.seed`". `parent` is the field whose value was decoded, if it was not the whole body."""
     reason, _, path = str(error).partition(" - at `$")
-    param = path.rstrip("`").lstrip(".") or None
+    param = (parent + path.rstrip("`")).lstrip(".") or None
     field = f" at {param}" if param else ""
     return BadRequest(f"The request body is invalid{field}: {reason}", param=param)
 
 
-def decoded(decode: Callable[[Any], T], body: Any) -> T:
-    """Decodes a body; each of the three ways in which that can fail is a 400."""
+def decoded(decode: Callable[[Any], T], body: Any, parent: str = "") -> T:
+    """Decodes a body, or the value of its field `parent`; each of the three ways in which that can
+    fail is a 400."""
     try:
         return decode(body)
     except msgspec.DecodeError as error:
-        raise bad_body(error) from error
+        raise bad_body(error, parent) from error
     except UnicodeDecodeError as error:
         raise BadRequest("The request body is not valid UTF-8.") from error
     except RecursionError as error:

@@ -1,8 +1,5 @@
 """The Step that a call leaves in the log."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
 from gateway import metrics
@@ -11,26 +8,12 @@ from gateway.dialects.request import Request
 from gateway.engines.wire import UNKNOWN_LOGPROB, SampledTokens
 from gateway.state.trajectory import RecordedStep, TrajectoryState
 from pool.core.prompts import encode_prompt
+from pool.core.sampling import untrainable_reason
 from schemas import Step
 from schemas.packing import ID_BYTES, pack_ids, pack_logprobs
 
 LABELLED_CHANNELS = ("train", "val")
 """Channels with a metric label of their own. Agents may name any channel, so others share one label."""
-NEUTRAL_SAMPLING: Mapping[str, Any] = {
-    "top_p": 1,
-    "top_k": (0, -1),
-    "min_p": 0,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "min_tokens": 0,
-    "logit_bias": {},
-    "allowed_token_ids": [],
-    "bad_words": [],
-    "structured_outputs": None,
-}
-"""Values that leave the model's distribution unchanged. The temperature is not among them: the engine's
-logprobs are those after the temperature, so they account for it."""
 
 
 def make_step(
@@ -92,15 +75,4 @@ def _untrainable_reason(request: Request, sample: SampledTokens) -> str | None:
         return "the engine gave no logprob for a token"
     if request.forces_tool:
         return "the distribution was changed by tool_choice"
-    if request.sampling.get("temperature") == 0:
-        return "greedy decoding: temperature is 0"
-    changed = [
-        name
-        for name, neutral in NEUTRAL_SAMPLING.items()
-        if name in request.sampling and not _is_neutral(request.sampling[name], neutral)
-    ]
-    return f"the distribution was changed by {', '.join(changed)}" if changed else None
-
-
-def _is_neutral(value: Any, neutral: Any) -> bool:
-    return value is None or (value in neutral if isinstance(neutral, tuple) else value == neutral)
+    return untrainable_reason(request.sampling)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from gateway.dialects.sampling import check_sampling
 from gateway.engines.policy import Policy
 from gateway.errors import Conflict, Unprocessable
 from gateway.http.bodies import check_reward, decode, metadata_text
@@ -16,7 +17,7 @@ from gateway.state.log import StepsLog
 from gateway.state.trajectories import Trajectories
 from gateway.state.trajectory import TrajectoryState
 from pool.core.prompts import encode_prompt
-from pool.core.submitted_steps import WITHOUT_LOGPROBS, SubmittedStep, step_id
+from pool.core.submitted_steps import SubmittedStep, step_id
 from schemas import Segment, Step
 from schemas.packing import pack_ids, pack_logprobs
 
@@ -70,6 +71,7 @@ class Submission:
                 "has not opened. GET /policy returns the current version.",
                 param=f"steps[{at}].policy_version",
             )
+        check_sampling(step.sampling or {}, f"steps[{at}].sampling")
         check_reward(step.reward)
         metadata_text(step.metadata)
 
@@ -120,13 +122,14 @@ class Submission:
                     first_token=0,
                 )
             ],
+            sampling=submitted.stored_sampling,
             reward=submitted.reward,
             metadata=metadata_text(submitted.metadata) or registration.metadata,
             group_size=registration.group_size,
             deadline=registration.deadline,
             tenant=registration.tenant,
             is_last=submitted.is_last,
-            not_trainable=None if submitted.rollout_log_probs else WITHOUT_LOGPROBS,
+            not_trainable=submitted.not_trainable,
             created_at=int(time.time() * 1000),
         )
 

@@ -6,7 +6,6 @@ shape (`prompt_ids`) is not recorded: its agent submits the Steps.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -15,11 +14,12 @@ from gateway.dialects.request import Request
 from gateway.dialects.sampling import (
     SamplingBody,
     check_sample_count,
+    check_sampling,
     sampling_params,
     stop_strings,
 )
 from gateway.engines.wire import SampledTokens
-from gateway.errors import BadRequest, decoded
+from gateway.errors import BadRequest
 from gateway.http.bodies import decode
 from gateway.tokens.renderer import Renderer
 from pool.core.submitted_steps import TokenId
@@ -190,7 +190,7 @@ def parse_own_shape(body: bytes) -> tuple[Request, list[int]]:
 
 def _own_sampling(params: dict[str, Any]) -> dict[str, Any]:
     """Any of vLLM's sampling parameters; those that the gateway knows are checked."""
-    checked = decoded(partial(msgspec.convert, type=SamplingBody), params)
+    checked = check_sampling(params, "sampling_params")
     if checked.n not in (None, 1):
         raise BadRequest(
             "n must be 1 here. Send one request per sample.", param="sampling_params.n"

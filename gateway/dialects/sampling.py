@@ -1,10 +1,11 @@
 """The sampling fields of OpenAI's routes, converted to the engine's SamplingParams."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, decoded
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -64,6 +65,13 @@ def sampling_params(body: SamplingBody) -> dict[str, Any]:
     if body.response_format is not None:
         params |= _structured_outputs(body.response_format)
     return params
+
+
+def check_sampling(params: dict[str, Any], field: str) -> SamplingBody:
+    """Checks the sampling parameters in a field of a body; those that the gateway does not know may be
+    anything."""
+    checked: SamplingBody = decoded(partial(msgspec.convert, type=SamplingBody), params, field)
+    return checked
 
 
 def check_sample_count(n: object) -> int:

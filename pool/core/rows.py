@@ -14,10 +14,12 @@ Rules, each tested by name:
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pool.core.sampling import temperature_of, untrainable_reason
 
 if TYPE_CHECKING:  # code that builds rows from other data needs nothing of the log
     from pool.core.trajectories import Trajectory
@@ -26,16 +28,6 @@ if TYPE_CHECKING:  # code that builds rows from other data needs nothing of the 
 ID_BYTES = 4
 HIGHEST_LOGPROB = 1e-4
 """Engines round, so the logprob of a probability of one may be a little above 0."""
-UNTRUNCATED: Mapping[str, tuple[Any, ...]] = {
-    "top_p": (1, None),
-    "top_k": (-1, 0, None),
-    "min_p": (0, None),
-    "presence_penalty": (0, None),
-    "frequency_penalty": (0, None),
-    "repetition_penalty": (1, None),
-}
-"""Values that leave the distribution as it is. With any other the engine's logprobs are those of a
-changed distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +147,9 @@ def _explain_no_targets(trajectory: "Trajectory") -> str:
 
 
 def _find_step_problem(step: "Step") -> str | None:
-    name, sampling = f"step {step.step_id}", json.loads(step.sampling)
-    changed = [key for key, plain in UNTRUNCATED.items() if sampling.get(key) not in plain]
-    if changed:
-        value = sampling[changed[0]]
-        return f"{name} was sampled with {changed[0]} {value}: its logprobs are not the model's"
-    if not _temperature(sampling) > 0:
-        return f"{name} was sampled with temperature {sampling['temperature']}"
+    name = f"step {step.step_id}"
+    if reason := untrainable_reason(json.loads(step.sampling)):
+        return f"{name} cannot be trained: {reason}"
     if not step.segments or step.segments[0].first_token > 0:
         return f"{name} does not say which weights sampled it"
     logprobs = np.frombuffer(step.response_logprobs, "<f4")
@@ -190,15 +178,10 @@ def _fill(row: Row, first: int, step: "Step") -> None:
     row.trainable[tokens] = True
     row.behaviour[tokens] = behaviour
     row.versions[tokens] = _versions(step, len(behaviour))
-    row.temperatures[tokens] = _temperature(json.loads(step.sampling))
+    row.temperatures[tokens] = temperature_of(json.loads(step.sampling))
 
 
 def _versions(step: "Step", length: int) -> NDArray[np.int32]:
     versions = np.array([segment.version for segment in step.segments], np.int32)
     firsts = [segment.first_token for segment in step.segments]
     return np.repeat(versions, np.diff(np.clip([*firsts, length], 0, length)))
-
-
-def _temperature(sampling: Mapping[str, Any]) -> float:
-    temperature = sampling.get("temperature")
-    return 1.0 if temperature is None else float(temperature)

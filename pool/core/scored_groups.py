@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pool.core.progress import Received
+from pool.core.sampling import NEUTRAL_VALUES
 from pool.core.trajectories import Trajectory
 from schemas import ScoredGroup, Segment, Step, StepAdvantages, TrajectoryEnd
 
@@ -164,5 +165,5 @@ def _sampling(sequence: _Sequence) -> str:
     """The sampling settings that the environment states: the sequence's overrides take precedence over
     the generation parameters, and these over the group's overrides."""
     options = {**sequence.options.of_group, **sequence.options.generation, **sequence.overrides}
-    names = ("temperature", "top_p", "top_k", "min_p")
+    names = ("temperature", *NEUTRAL_VALUES)
     return json.dumps({name: options[name] for name in names if options.get(name) is not None})

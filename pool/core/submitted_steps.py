@@ -3,17 +3,19 @@
 Their ids are derived from their content, so a Step that is submitted or imported twice is folded.
 """
 
+import json
 import uuid
 from typing import Annotated, Any
 
 import msgspec
+
+from pool.core.sampling import untrainable_reason
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Uid = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 WITHOUT_LOGPROBS = "it was submitted without rollout_log_probs"
-"""Why such a Step cannot be trained."""
 SUBMITTED = uuid.UUID("0f0b8d39-4c5d-4f0b-9a52-7f9b1f0b6a57")
 
 
@@ -27,7 +29,23 @@ class SubmittedStep(msgspec.Struct, kw_only=True, gc=False):
     is_last: bool = False
     reward: float | None = None
     rollout_log_probs: list[float] | None = None
+    sampling: dict[str, Any] | None = None
+    """The parameters it was sampled with, by vLLM's names; without them, plain sampling at
+    temperature 1."""
     metadata: dict[str, Any] | None = None
+
+    @property
+    def not_trainable(self) -> str | None:
+        """Why it cannot be trained; None if it can."""
+        if not self.rollout_log_probs:
+            return WITHOUT_LOGPROBS
+        return untrainable_reason(self.sampling or {})
+
+    @property
+    def stored_sampling(self) -> str:
+        """The sampling parameters as records store them: JSON text, without those that are null."""
+        sampling = self.sampling or {}
+        return json.dumps({name: value for name, value in sampling.items() if value is not None})
 
 
 def step_id(trajectory_uid: str, step_index: int, prompt: bytes, response: bytes) -> str:

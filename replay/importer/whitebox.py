@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pool.core.submitted_steps import WITHOUT_LOGPROBS, SubmittedStep, end_id, step_id
+from pool.core.submitted_steps import SubmittedStep, end_id, step_id
 from replay.dataset.rows import FORMAT, ExportedTrajectory, StepRow, TrajectoryRow
 from replay.importer.records import BadRow
 from schemas import Segment
@@ -76,9 +76,10 @@ def _row(step: SubmittedStep) -> StepRow:
         response_ids=response,
         logprobs=pack_logprobs(logprobs or [math.nan] * len(step.response_ids)),
         segments=[Segment(incarnation=0, version=step.policy_version, first_token=0)],
+        sampling=step.stored_sampling,
         step_reward=step.reward,
         step_metadata=json.dumps(step.metadata or {}),
-        not_trainable=None if logprobs else WITHOUT_LOGPROBS,
+        not_trainable=step.not_trainable,
         is_last=step.is_last,
         step_created_at=_now_ms(),
     )

@@ -153,6 +153,32 @@ def test_steps_without_logprobs_are_marked(
     assert all(math.isnan(value) for value in unpack_logprobs(step.response_logprobs))
 
 
+def test_the_sampling_parameters_of_submitted_steps_are_kept(
+    gateway: RunningGateway, uid: str, prompt_uid: str
+) -> None:
+    """The trainer divides logits by the temperature; without it ratios would be wrong."""
+    sampling = {"temperature": 0.7, "top_p": 1, "top_k": None, "max_tokens": 9, "other": "x"}
+    submit(gateway, submitted(uid, prompt_uid, sampling=sampling))
+    step = only_step(gateway, uid)
+    assert step.not_trainable is None
+    del sampling["top_k"]
+    assert json.loads(step.sampling) == sampling
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"temperature": 0}],
+)
+def test_submitted_steps_of_another_distribution_are_marked_like_captured_calls(
+    gateway: RunningGateway, uid: str, prompt_uid: str, sampling: dict[str, float]
+) -> None:
+    submit(gateway, submitted(f"{uid}-own", prompt_uid, sampling=sampling))
+    chat(gateway, uid, prompt_uid, **sampling)
+    captured = only_step(gateway, uid).not_trainable
+    assert only_step(gateway, f"{uid}-own").not_trainable == captured
+    assert next(iter(sampling)) in (captured or "")
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_an_equal_submission_again_is_folded(
     gateway: RunningGateway, uid: str, prompt_uid: str, last: bool
@@ -181,6 +207,9 @@ def test_an_equal_submission_again_is_folded(
         ({"step_index": -1}, 400),
         ({"metadata": [1]}, 400),
         ({"reward": "x"}, 400),
+        ({"sampling": {"temperature": "hot"}}, 400),
+        ({"sampling": {"temperature": -1}}, 400),
+        ({"sampling": [0.7]}, 400),
     ],
 )
 def test_all_steps_are_taken_or_none(

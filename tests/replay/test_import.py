@@ -124,9 +124,20 @@ def white_box(uid: str, index: int, **fields: Any) -> dict[str, Any]:
 def test_a_white_box_dump_becomes_steps(other: Connection, tmp_path: Path) -> None:
     dump = tmp_path / "dump.jsonl"
     lines = [
-        {"steps": [white_box("a", 0), white_box("b", 0)]},
+        {"steps": [white_box("a", 0), white_box("b", 0, sampling={"top_p": 0.9})]},
         white_box("b", 1, rollout_log_probs=None),
-        {"steps": [white_box("a", 1, is_last=True, reward=1.5, metadata={"k": 1})]},
+        {
+            "steps": [
+                white_box(
+                    "a",
+                    1,
+                    is_last=True,
+                    reward=1.5,
+                    metadata={"k": 1},
+                    sampling={"temperature": 0.7},
+                )
+            ]
+        },
     ]
     dump.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(Fatal, match=r"dump.jsonl:\d cannot be imported: .*does not name its run"):
@@ -144,11 +155,16 @@ def test_a_white_box_dump_becomes_steps(other: Connection, tmp_path: Path) -> No
         1.5,
         '{"k": 1}',
     )
+    assert json.loads(last.sampling) == {"temperature": 0.7}
     assert last.segments[0].version == 4
     assert last.prefix_length == 20
     assert unpack_ids(last.prompt_ids).tolist() == [100]
-    [silent] = [step for step in steps if step.not_trainable]
-    assert silent.trajectory_uid == "b"
+    reasons = [step.not_trainable for step in steps if step.trajectory_uid == "b"]
+    assert reasons == [
+        "the distribution was changed by top_p",
+        "it was submitted without rollout_log_probs",
+    ]
+    assert not any(step.not_trainable for step in steps if step.trajectory_uid == "a")
     assert import_(other, dump, run="agents").startswith("0 trajectories")
 
 

@@ -145,10 +145,16 @@ def test_plain_sampling_is_no_problem() -> None:
     assert problem(sampling=plain) is None
 
 
-@pytest.mark.parametrize("setting", ['"top_p": 0.9', '"top_k": 50', '"min_p": 0.1'])
-def test_truncated_sampling_is_refused(setting: str) -> None:
-    told = problem(sampling=f"{{{setting}}}")
-    assert told is not None and "its logprobs are not the model's" in told
+@pytest.mark.parametrize("setting", ["top_p", "top_k", "min_p", "presence_penalty", "logit_bias"])
+def test_sampling_from_another_distribution_is_refused(setting: str) -> None:
+    reason = problem(sampling=f'{{"{setting}": 0.5}}')
+    assert reason == f"step a cannot be trained: the distribution was changed by {setting}"
+
+
+@pytest.mark.parametrize("temperature", ['"hot"', "NaN", "Infinity", "1e999", "-1", "[]"])
+def test_a_temperature_that_cannot_be_is_refused(temperature: str) -> None:
+    reason = problem(sampling=f'{{"temperature": {temperature}}}')
+    assert reason is not None and "which is not a positive number" in reason
 
 
 @pytest.mark.parametrize(
@@ -167,7 +173,9 @@ def test_rounding_above_zero_is_no_problem() -> None:
 
 
 def test_greedy_decoding_is_refused() -> None:
-    assert problem(sampling='{"temperature": 0}') == "step a was sampled with temperature 0"
+    assert problem(sampling='{"temperature": 0}') == (
+        "step a cannot be trained: greedy decoding: temperature is 0"
+    )
 
 
 @pytest.mark.parametrize("segments", [[], [sampled(1, first_token=1)]])

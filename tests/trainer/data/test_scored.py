@@ -107,7 +107,9 @@ def test_it_ages_by_its_own_offset() -> None:
             r"advantages and its tokens differ .* \(1 and 6\)",
         ),
         ({"overrides": '[{"sft": true}, {"sft": true}]'}, "supervised fine-tuning"),
-        ({"generation_params": '{"top_p": 0.9}'}, "sampled with top_p 0.9"),
+        ({"generation_params": '{"top_p": 0.9}'}, "the distribution was changed by top_p"),
+        ({"group_overrides": '{"repetition_penalty": 1.2}'}, "changed by repetition_penalty"),
+        ({"generation_params": '{"temperature": "hot"}'}, "'hot', which is not a positive number"),
     ],
 )
 def test_what_cannot_be_trained_says_why(fields: dict[str, Any], reason: str) -> None:
