@@ -18,6 +18,7 @@ from gateway.calls.answers import add_token_details, make_answer
 from gateway.calls.generation import Generation, Generator
 from gateway.calls.step import count_step, make_step
 from gateway.dialects.request import Answer, AnswerDelta, Request
+from gateway.engines.affinity import CacheAffinity
 from gateway.errors import ApiError, TooLarge
 from gateway.state.conversation import HashChain
 from gateway.state.log import StepsLog
@@ -189,9 +190,8 @@ class LlmCall:
         prompt = await self._prompt()
         generator = self._context.generator
         emit = self._emit if self.request.stream else None
-        generation = await generator.generate(
-            self.request, prompt.ids, self.trajectory.engine, emit
-        )
+        affinity = CacheAffinity(self.trajectory.registration.prompt_uid, self.trajectory.engine)
+        generation = await generator.generate(self.request, prompt.ids, affinity, emit)
         self.trajectory.engine = generation.engine
         answer = self._answer(prompt, generation)
         if registering is not None:

@@ -12,6 +12,7 @@ import msgspec
 
 from gateway import metrics
 from gateway.dialects.request import AnswerDelta, Request
+from gateway.engines.affinity import ANYWHERE, CacheAffinity
 from gateway.engines.engine import ENGINE_ERRORS, Engine, EngineError
 from gateway.engines.router import EngineRouter
 from gateway.engines.wire import MalformedAnswer, SampledTokens
@@ -52,15 +53,14 @@ class Generator:
         self._parse_all = parse_all
 
     async def generate(
-        self, request: Request, prompt: list[int], favourite: str | None, emit: Emit | None
+        self, request: Request, prompt: list[int], affinity: CacheAffinity, emit: Emit | None
     ) -> Generation:
-        """Tries engines until one has answered, `favourite` first. With `emit`, the answer is
-        streamed."""
+        """Tries engines until one has answered. With `emit`, the answer is streamed."""
         failed_urls: set[str] = set()
         stream = EmitTracker(emit) if emit else None
         failure: Exception | None = None
         for _ in range(ATTEMPTS):
-            engine = await self.engines.acquire(favourite, failed_urls)
+            engine = await self.engines.acquire(affinity, failed_urls)
             engine.running += 1
             try:
                 attempt = self._attempt_traced if tracing.is_enabled() else self._attempt
@@ -123,7 +123,7 @@ class Generator:
     ) -> list[dict[str, float] | None]:
         """The logprob of every id of a prompt and of its likeliest alternatives, by id; None for
         the first."""
-        engine = await self.engines.acquire(None, set())
+        engine = await self.engines.acquire(ANYWHERE, set())
         sampling = {"prompt_logprobs": alternatives, "max_tokens": 1, "temperature": 0}
         body = msgspec.json.encode({"token_ids": prompt, "sampling_params": sampling})
         try:
@@ -149,7 +149,7 @@ class Generator:
             return await parse_answer(self.renderer, None, request, ids)
         failed_urls: set[str] = set()
         while len(failed_urls) < ATTEMPTS:
-            engine = await self.engines.acquire(None, failed_urls)
+            engine = await self.engines.acquire(ANYWHERE, failed_urls)
             try:
                 return await parse_answer(self.renderer, engine, request, ids)
             except (*ENGINE_ERRORS, EngineError) as error:

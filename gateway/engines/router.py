@@ -1,9 +1,10 @@
 """All engines: their health, and which one serves the next call.
 
-A call goes to the engine that served the trajectory's last call, because of its prefix cache, unless
-another one is clearly less loaded; otherwise to the least loaded one, and among equals to the one that
-was chosen longest ago. An engine is usable while it is healthy, not stuck in a pause, and has weights
-that the policy allows. Calls wait for a usable engine.
+A call goes to the engine that probably has the beginning of its prompt cached (`affinity`). If that
+one runs many more of this process's calls than another, the next in the order of affinity gets it. A
+call without affinity goes to the least loaded engine, and among equals to the one that was chosen
+longest ago. An engine is usable while it is healthy, not stuck in a pause, and has weights that the
+policy allows. Calls wait for a usable engine.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
+from gateway.engines.affinity import CacheAffinity
 from gateway.engines.engine import ENGINE_ERRORS, Engine, EngineError
 from gateway.engines.policy import Policy
 from gateway.errors import Unavailable
@@ -29,7 +31,8 @@ KEEP_ALIVE_S = 4
 MAX_PAUSE_S = 60.0
 """A weight update takes a few seconds; an engine that stays paused longer was left by its trainer."""
 AFFINITY_SLACK = 8
-"""How many more calls than the least loaded engine the one with the warm cache may have."""
+"""How many more calls than the least loaded engine one with the warm cache may have. A few more slow an
+engine's other calls less than a long prompt that has to be computed again."""
 
 
 class EngineRouter:
@@ -66,17 +69,17 @@ class EngineRouter:
         """Names of the models that usable engines serve."""
         return list(dict.fromkeys(name for engine in self.usable() for name in engine.models))
 
-    async def acquire(self, favourite: str | None, failed_urls: set[str]) -> Engine:
-        """The engine for a call; waits for a usable one, up to the configured time. `favourite` has the
-        warm cache; `failed_urls` have already failed this call."""
-        return self._choose(favourite, failed_urls) or await self._wait_for_one(
-            favourite, failed_urls
+    async def acquire(self, affinity: CacheAffinity, failed_urls: set[str]) -> Engine:
+        """The engine for a call; waits for a usable one, up to the configured time. `failed_urls` have
+        already failed this call."""
+        return self._choose(affinity, failed_urls) or await self._wait_for_one(
+            affinity, failed_urls
         )
 
-    async def _wait_for_one(self, favourite: str | None, failed_urls: set[str]) -> Engine:
+    async def _wait_for_one(self, affinity: CacheAffinity, failed_urls: set[str]) -> Engine:
         try:
             async with asyncio.timeout(self._wait_s):
-                while (engine := self._choose(favourite, failed_urls)) is None:
+                while (engine := self._choose(affinity, failed_urls)) is None:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -87,16 +90,16 @@ class EngineRouter:
             ) from None
         return engine
 
-    def _choose(self, favourite: str | None, failed_urls: set[str]) -> Engine | None:
+    def _choose(self, affinity: CacheAffinity, failed_urls: set[str]) -> Engine | None:
         usable = self.usable()
         # An engine that failed this call before is better than none: it may have recovered.
         candidates = [engine for engine in usable if engine.url not in failed_urls] or usable
         if not candidates:
             return None
-        chosen = min(candidates, key=lambda engine: (engine.running, engine.last_choice))
-        preferred = self.all.get(favourite or "")
-        if preferred in candidates and preferred.running <= chosen.running + AFFINITY_SLACK:
-            chosen = preferred
+        idlest = min(candidates, key=lambda engine: (engine.running, engine.last_choice))
+        most = idlest.running + AFFINITY_SLACK
+        preferred = (engine for engine in affinity.order(candidates) if engine.running <= most)
+        chosen = next(preferred, idlest)
         chosen.last_choice = next(self._choices)
         return chosen
 

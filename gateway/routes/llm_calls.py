@@ -18,6 +18,7 @@ from gateway.dialects.completions import Completions
 from gateway.dialects.messages import Messages, anthropic_error, parse_count_tokens
 from gateway.dialects.request import Dialect, Request
 from gateway.dialects.responses import Responses
+from gateway.engines.affinity import ANYWHERE
 from gateway.errors import BadRequest, NotFound
 from gateway.http.endpoint import ErrorBody, openai_error
 from gateway.http.exchange import Exchange
@@ -106,7 +107,7 @@ async def _answer_probe(
     parts: GatewayParts, exchange: Exchange, dialect: Dialect, request: Request
 ) -> None:
     prompt = parts.generator.renderer.prompt(request)
-    generation = await parts.generator.generate(request, prompt.ids, None, None)
+    generation = await parts.generator.generate(request, prompt.ids, ANYWHERE, None)
     answer = make_answer(
         uuid.uuid4().hex,
         int(time.time()),

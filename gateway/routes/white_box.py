@@ -14,6 +14,7 @@ from gateway.dialects.generate import (
     prompt_logprobs_answer,
     token_level_answer,
 )
+from gateway.engines.affinity import ANYWHERE
 from gateway.engines.engine import ENGINE_ERRORS
 from gateway.errors import BadRequest, EngineFailed, NotConfigured, Unprocessable
 from gateway.http.exchange import Exchange
@@ -37,7 +38,7 @@ async def generate(state: GatewayState, exchange: Exchange) -> None:
         await _serve_token_level(parts, exchange, token_level, body, tenant)
         return
     request, prompt = parse_own_shape(body)
-    generation = await parts.generator.generate(request, prompt, None, None)
+    generation = await parts.generator.generate(request, prompt, ANYWHERE, None)
     await exchange.reply(200, own_shape_answer(generation.sample))
 
 

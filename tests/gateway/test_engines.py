@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.engines.affinity import CacheAffinity
+from gateway.engines.engine import Engine
 from pool import topics
 from pool.connection import Connection
 from pool.topics import POLICY
@@ -37,6 +40,7 @@ from tests.pool.log import write
 
 pytestmark = pytest.mark.broker
 
+NO_SESSION: Any = None
 IMPATIENT_S = 4
 """After so long, one of the gateways gives up an engine that hangs, and waiting for one. The other
 takes its time: what it is asked may be answered slowly, on a busy machine."""
@@ -87,10 +91,19 @@ class Fleet:
             eventually(partial(self._serves_with_two, gateway))
 
     def _serves_with_two(self, gateway: RunningGateway) -> bool:
-        """Serves a call; when the second engine has got it, the first one is next."""
+        """Serves a call; if the second engine has got it, the gateway uses both."""
         before = len(self.two.requests())
-        assert chat(gateway, f"turn-{uuid.uuid4().hex}", "turn").status == 200
+        prompt_uid = self.prompt_of(self.two)
+        assert chat(gateway, f"turn-{uuid.uuid4().hex}", prompt_uid).status == 200
         return len(self.two.requests()) > before
+
+    def prompt_of(self, engine: StubEngine) -> str:
+        """A new prompt_uid whose first calls go to this engine."""
+        urls = [Engine(each.url, NO_SESSION) for each in self.both]
+        while True:
+            prompt_uid = f"prompt-{uuid.uuid4().hex[:12]}"
+            if next(CacheAffinity(prompt_uid).order(urls)).url == engine.url:
+                return prompt_uid
 
     def revive(self, dead: StubEngine) -> None:
         again = self._stack.enter_context(running_stub(tokens=8, port=dead.port))
@@ -138,36 +151,40 @@ def gateway(fleet: Fleet) -> RunningGateway:
     return fleet.gateway
 
 
-def test_the_engine_with_the_least_to_do_gets_the_call(
+@pytest.fixture
+def prompt_uid(fleet: Fleet) -> str:
+    return fleet.prompt_of(fleet.one)
+
+
+def test_a_group_goes_to_one_engine_until_that_has_much_more_to_do(
     fleet: Fleet, gateway: RunningGateway, prompt_uid: str
 ) -> None:
+    """Nine go to the first engine; from then on it has eight calls more than the other."""
     before = fleet.counts()
     for engine in fleet.both:
-        engine.script([said("slow", hold=0)] * 4)
+        engine.script([said("slow", hold=0)] * 12)
     with in_background() as submit:
-        sent = [submit(chat, gateway, f"{prompt_uid}-{n}", prompt_uid) for n in range(8)]
-        eventually(lambda: sum(fleet.counts()) == sum(before) + 8)
+        sent = [submit(chat, gateway, f"{prompt_uid}-{n}", prompt_uid) for n in range(12)]
+        eventually(lambda: sum(fleet.counts()) == sum(before) + 12)
         for engine in fleet.both:
             engine.release()
         assert {one.result().status for one in sent} == {200}
-    assert [now - then for now, then in zip(fleet.counts(), before, strict=True)] == [4, 4]
+    assert [now - then for now, then in zip(fleet.counts(), before, strict=True)] == [10, 2]
 
 
 def test_a_trajectory_stays_with_its_engine(
     fleet: Fleet, gateway: RunningGateway, uid: str, prompt_uid: str
 ) -> None:
-    """The first one is kept busy, so that the second gets the trajectory, and keeps it."""
+    """The first one is gone for a while, so that the second gets the trajectory, and keeps it."""
     before = fleet.counts()
-    fleet.one.script([said("slow", hold=0)])
-    with in_background() as submit:
-        slow = submit(chat, gateway, f"{uid}-other", prompt_uid)
-        eventually(lambda: fleet.counts()[0] > before[0])
-        chat(gateway, uid, prompt_uid)
-        fleet.one.release()
-        slow.result()
+    fleet.one.set_health(503)
+    eventually(lambda: fleet.usable() == 1)
+    chat(gateway, uid, prompt_uid)
+    fleet.one.set_health(200)
+    eventually(lambda: fleet.usable() == 2)
     for _ in range(4):
         chat(gateway, uid, prompt_uid)
-    assert [now - then for now, then in zip(fleet.counts(), before, strict=True)] == [1, 5]
+    assert [now - then for now, then in zip(fleet.counts(), before, strict=True)] == [0, 5]
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_the_sampling_parameters_of_submitted_steps_are_kept(
     [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"temperature": 0}],
 )
 def test_submitted_steps_of_another_distribution_are_marked_like_captured_calls(
-    gateway: RunningGateway, uid: str, prompt_uid: str, sampling: dict[str, float]
+    gateway: RunningGateway, uid: str, prompt_uid: str, sampling: dict[str, Any]
 ) -> None:
     submit(gateway, submitted(f"{uid}-own", prompt_uid, sampling=sampling))
     chat(gateway, uid, prompt_uid, **sampling)
