@@ -1,9 +1,9 @@
 """Trains one batch: updates the weights of the model.
 
-    rows -> packs -> log-probs -> loss -> gradients, summed over packs and ranks -> one optimizer step
+    rows -> trees -> packs -> log-probs -> loss -> gradients, summed over packs and ranks -> one step
 
-Every rank has a Learner and its own samples, and all run the same number of forward passes: a rank with
-fewer packs runs padding. The same state and the same batch give the same weights, in a single CPU
+Every rank has a Learner and the whole batch, and trains its share of the packs; all run the same number
+of forward passes. The same state and the same batch give the same weights, in a single CPU
 process bit for bit; `state` contains everything that this depends on.
 """
 
@@ -21,7 +21,7 @@ from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
 from trainer.algorithm.statistics import PackStatistics
 from trainer.model import loading
-from trainer.model.minibatches import BatchSplitter, TrainingPack
+from trainer.model.minibatches import BatchSplitter, Minibatch, TrainingPack, work_metrics
 from trainer.model.mode_search import find_execution_mode
 from trainer.model.pack import Pack, make_pack
 from trainer.model.packed import PackedModel
@@ -102,24 +102,25 @@ class Learner:
         started = time.perf_counter()
         minibatches = self.minibatches(batch)
         if self.loss.needs_proximal:
-            for each in (each for minibatch in minibatches for each in minibatch):
+            for each in (each for minibatch in minibatches for each in minibatch.packs):
                 each.proximal = self._logprobs_without_gradient(each.pack, self.model)
         statistics, norms = None, []
         for minibatch in minibatches:
-            own, norm = self._optimise(minibatch, len(batch.samples))
+            own, norm = self._optimise(minibatch.packs, len(batch.samples))
             statistics = own if statistics is None else statistics + own
             norms.append(norm)
         assert statistics is not None
         metrics = statistics.over_ranks().metrics()
         metrics["grad_norm"] = max(float(norm) for norm in norms)
-        packs = sum(map(len, minibatches))
-        return metrics | self._measure(batch, packs, time.perf_counter() - started)
+        metrics["learning_rate"] = self.settings.rate_at(self.steps - 1)
+        return metrics | work_metrics(batch, minibatches, time.perf_counter() - started)
 
-    def minibatches(self, batch: "Batch") -> list[list[TrainingPack]]:
+    def minibatches(self, batch: "Batch") -> list[Minibatch]:
         """The packs of each optimizer step."""
-        single = self.model.mode.kernel == "single"
-        budget = 0 if single else self.execution.tokens_per_pack
-        return BatchSplitter(self.loss, self.ranks, self.device, budget).minibatches(batch)
+        mode = self.model.mode
+        budget = 0 if mode.kernel == "single" else self.execution.tokens_per_pack
+        trees = mode.trees is not None
+        return BatchSplitter(self.loss, self.ranks, self.device, budget, trees).minibatches(batch)
 
     def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """The log-prob of each id, given those before it, at temperature 1; 0 for the first."""
@@ -167,6 +168,8 @@ class Learner:
         model = PackedModel(loading.prepare(causal), fp32_head=self.settings.fp32_head)
         trained = place_model(model, self.dtype, self.device, self.ranks, shard=shard)
         model.mode = find_execution_mode(model, self.dtype, self.device)
+        for weight in trained.parameters.values():
+            weight.grad = None  # the search has run a backward pass
         if self.execution.compile and self.device.type == "cuda":
             model.compile_layers()
         return model, trained
@@ -224,18 +227,6 @@ class Learner:
         weights = list(self.trained.parameters.values())
         norm = torch.nn.utils.clip_grad_norm_(weights, self.settings.grad_clip)
         return gather(norm)
-
-    def _measure(self, batch: "Batch", packs: int, seconds: float) -> dict[str, float]:
-        rows = [row for sample in batch.samples for row in sample.rows]
-        own = np.array([sum(map(len, rows)), len(rows), packs], np.float64)
-        tokens, row_count, all_packs = self.ranks.total(own)
-        return {
-            "learning_rate": self.settings.rate_at(self.steps - 1),
-            "row_tokens": float(tokens),
-            "rows": float(row_count),
-            "packs": float(all_packs),
-            "tokens_per_second": float(tokens) / seconds,
-        }
 
     def _to_cpu(self, value: Tensor) -> Tensor:
         full = gather(value)

@@ -71,6 +71,8 @@ STEP_VALUES = {
     "tokens_age_0": "Trained tokens of the step with age 0",
     "row_tokens": "Tokens of the step, prompts included",
     "tokens_per_second": "Tokens per second of training, prompts included",
+    "tree_tokens": "Tokens that the step computed: those that rows of a group share count once",
+    "balance": "Share of the ranks' time that is not spent on waiting for the slowest, estimated",
     "rows": "Rows of the step",
     "packs": "Forward passes of the step on all ranks",
     "trajectories": "Trained trajectories of the step",

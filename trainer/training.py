@@ -13,7 +13,7 @@ from schemas import Decision
 from servicekit import tracing
 from servicekit.spans import Span
 from trainer.checkpoint import Checkpoints
-from trainer.data.batch import groups_of_rank, make_batch
+from trainer.data.batch import make_batch, trained_groups
 from trainer.data.batch_metrics import batch_metrics
 from trainer.data.digest import digest
 from trainer.learner import Learner
@@ -64,36 +64,27 @@ class DecisionTraining:
         records and the execution settings of this process. `trace` is rank 0's trace, for the other
         ranks."""
         assert decision.version == self.version + 1, "versions are made one after the other"
-        ranks = self.learner.ranks
         recorded = decode_settings(decision)
         self.learner.adopt(recorded.learner, recorded.loss)
-        share = groups_of_rank(decision, lost, ranks.rank, ranks.world)
-        groups = asyncio.run(read_groups(self._connection, self._codec, decision.topic, share))
-        batch = make_batch(
-            decision,
-            groups,
-            recorded.loss,
-            recorded.limits,
-            ranks.total,
-            ranks.rank,
-            ranks.world,
-        )
+        trained = trained_groups(decision, lost)
+        groups = asyncio.run(read_groups(self._connection, self._codec, decision.topic, trained))
+        batch = make_batch(decision, groups, recorded.loss, recorded.limits)
         self._probe("before training")
         with self._span(decision, groups, trace) as span:
-            metrics = batch_metrics(batch, ranks.total)
+            metrics = batch_metrics(batch)
             if metrics["trajectories"]:
                 metrics |= self.learner.step(batch)
         self.version = decision.version
         self._probe("trained")
-        if tracing.is_enabled():
+        if tracing.is_enabled() and self.learner.ranks.rank == 0:
             self._link_trajectories(decision, groups, span)
-        return TrainingResult(metrics, digest(batch, ranks.total), describe_machine(self.learner))
+        return TrainingResult(metrics, digest(batch), describe_machine(self.learner))
 
     def _span(self, decision: Decision, groups: Sequence[Group], trace: str | None) -> Span:
         return tracing.span(
             "train",
             parent=trace,
-            links=_traces(groups),
+            links=_traces(groups) if self.learner.ranks.rank == 0 else [],
             rank=self.learner.ranks.rank,
             groups=len(groups),
             **self._attributes(decision),

@@ -189,12 +189,12 @@ def same_gradient(tiny: bool, device: Any) -> None:
     """Prints how close the gradients are: of packed rows, and row by row with the model's attention."""
     learner = Learner(model(tiny, device), LearnerSettings(), LossSettings(), device=device)
     batch = batch_of(lengths(8, 100, 300, seed=5), learner.model.causal.config.vocab_size)
-    (parts,) = learner.minibatches(batch)
+    (minibatch,) = learner.minibatches(batch)
     found = []
     best = learner.model.mode
     for way in (best, type(best)("single", "full")):
         learner.model.mode = way
-        for part in parts:
+        for part in minibatch.packs:
             tokens = learner._tokens(part, len(batch.samples))
             (tokens.current * tokens.advantages).mean().backward()
         weights = learner.trained.parameters.values()

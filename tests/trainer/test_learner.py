@@ -7,7 +7,7 @@ import torch
 
 from pool.core.rows import Row
 from tests.trainer.model import small
-from tests.trainer.model.test_packed import padded_logprobs
+from tests.trainer.model.test_packed import models, padded_logprobs
 from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
 from trainer.data.batch import Batch
@@ -17,6 +17,7 @@ from trainer.model.settings import ExecutionSettings, LearnerSettings
 
 CPU = torch.device("cpu")
 EXECUTION = ExecutionSettings.model_fields.keys()
+MODELS: dict[str, dict[str, Any]] = models()
 
 
 def learner(
@@ -37,9 +38,9 @@ def learner(
 
 def gradient_of(made: Learner, batch: Batch) -> torch.Tensor:
     """What the batch does before the optimiser; the loss is in it as its last number."""
-    (parts,) = made.minibatches(batch)
+    (minibatch,) = made.minibatches(batch)
     total = torch.zeros(1)
-    for part in parts:
+    for part in minibatch.packs:
         loss, _ = objective(made.loss, made._tokens(part, len(batch.samples)))
         loss.backward()
         total += loss.detach()
@@ -113,6 +114,65 @@ def test_packed_and_padded_rows_have_the_same_gradient() -> None:
     assert close(found, torch.cat([*expected, value.detach()[None]]))
 
 
+def without_trees(made: Learner) -> Learner:
+    made.model.mode = replace(made.model.mode, trees=None)
+    return made
+
+
+@pytest.mark.parametrize("budget", [50, 100_000])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"aggregation": "seq_mean_token_mean", "kl_beta": 0.1, "entropy_bonus": 0.01},
+        {"loss": "gspo", "aggregation": "rollout_mean"},
+    ],
+)
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3Moe"])
+def test_trees_and_rows_have_the_same_gradient(kind: str, loss: Any, budget: int) -> None:
+    """Also where branches share sampled ids, which each of them trains."""
+    batch = small.branched_batch()
+    by_trees, by_rows = (
+        learner(
+            small.model(kind, **MODELS[kind]),
+            LossSettings(**loss),
+            small.model(kind, **MODELS[kind]),
+            tokens_per_pack=budget,
+        )
+        for _ in range(2)
+    )
+    assert by_trees.model.mode.trees == "rows"
+    found, expected = gradient_of(by_trees, batch), gradient_of(without_trees(by_rows), batch)
+    assert float((found - expected).norm()) <= 1e-5 * float(expected.norm())
+
+
+def test_trees_and_rows_have_the_same_log_probs() -> None:
+    made, batch = learner(tokens_per_pack=100_000), small.branched_batch()
+    whole = without_trees(learner(tokens_per_pack=100_000))
+    (trees,), (rows,) = (each.minibatches(batch)[0].packs for each in (made, whole))
+    assert len(trees.pack.ids) < 0.6 * len(rows.pack.ids)
+    found, expected = (
+        sorted(
+            zip(
+                pack.samples.tolist(),
+                pack.pack.targets.tolist(),
+                model(pack.pack)[0].tolist(),
+                strict=True,
+            )
+        )
+        for pack, model in ((trees, made.model), (rows, whole.model))
+    )
+    assert [each[:2] for each in found] == [each[:2] for each in expected]
+    assert [each[2] for each in found] == pytest.approx([each[2] for each in expected], abs=1e-5)
+
+
+def test_a_batch_that_shares_ids_says_what_it_saves() -> None:
+    batch = small.branched_batch()
+    metrics = learner(tokens_per_pack=100_000).step(batch)
+    assert metrics["tree_tokens"] < 0.6 * metrics["row_tokens"]
+    assert metrics["balance"] == 1
+    assert without_trees(learner()).step(batch)["tree_tokens"] == metrics["row_tokens"]
+
+
 def test_recomputed_layers_change_nothing() -> None:
     batch = small.batch()
     expected = gradient_of(learner(), batch)
@@ -128,9 +188,9 @@ def test_a_model_that_is_run_row_by_row_trains_too() -> None:
 
 def test_a_whole_trajectory_lies_in_one_pack_where_the_loss_looks_at_it() -> None:
     loss = LossSettings(loss="gspo", aggregation="rollout_mean")
-    (parts,) = learner(loss=loss, tokens_per_pack=1).minibatches(small.batch())
-    assert len(parts) == 8
-    assert all(len(part.samples.unique()) == 1 for part in parts)
+    (minibatch,) = learner(loss=loss, tokens_per_pack=1).minibatches(small.batch())
+    assert len(minibatch.packs) == 8
+    assert all(len(part.samples.unique()) == 1 for part in minibatch.packs)
 
 
 def test_two_runs_from_the_same_state_give_the_same_bits() -> None:
@@ -138,6 +198,7 @@ def test_two_runs_from_the_same_state_give_the_same_bits() -> None:
     for made in runs:
         for seed in range(3):
             made.step(small.batch(seed=seed))
+            made.step(small.branched_batch(seed))
     assert torch.equal(weights_of(runs[0]), weights_of(runs[1]))
 
 
@@ -179,7 +240,7 @@ def test_every_sample_is_trained_once_in_several_optimiser_steps() -> None:
     loss = LossSettings(loss="decoupled", ratio="decoupled", optimiser_steps=3)
     made, batch = learner(loss=loss), small.batch()
     parts = made.minibatches(batch)
-    seen = [sorted({int(s) for part in one for s in part.samples}) for one in parts]
+    seen = [sorted({int(s) for part in one.packs for s in part.samples}) for one in parts]
     assert sorted(sample for one in seen for sample in one) == list(range(8))
     metrics = made.step(batch)
     assert made.steps == 3
@@ -218,10 +279,9 @@ def test_ages_are_counted_from_the_version_that_is_trained() -> None:
 
 def test_at_the_right_temperature_the_log_probs_are_those_of_sampling() -> None:
     batch = small.batch(temperature=0.7)
-    made = learner(tokens_per_pack=10**6)
-    (parts,) = made.minibatches(batch)
     with torch.no_grad():
-        told = made.model(parts[0].pack)[0].numpy()
+        rows = [row for sample in batch.samples for row in sample.rows]
+        told = padded_logprobs(small.model(), rows).numpy()
     # As if an engine had sampled with these weights.
     places = iter(
         np.split(told, np.cumsum([int(r.trainable.sum()) for s in batch.samples for r in s.rows]))
@@ -261,8 +321,8 @@ def test_a_batch_without_a_trainable_token_changes_nothing() -> None:
 
 def test_gradients_are_clipped() -> None:
     made = learner(grad_clip=1e-3)
-    (parts,) = made.minibatches(small.batch())
-    for part in parts:
+    (minibatch,) = made.minibatches(small.batch())
+    for part in minibatch.packs:
         objective(made.loss, made._tokens(part, 8))[0].backward()
     assert float(made._clip()) > 1e-3
     norms = [weight.grad.norm() for weight in made.trained.parameters.values()]
@@ -296,5 +356,5 @@ def test_a_decision_does_not_say_how_large_packs_are() -> None:
     made = learner(tokens_per_pack=64)
     made.adopt(LearnerSettings.from_record(old), LossSettings())
     assert made.settings.learning_rate == 1e-4
-    (parts,) = made.minibatches(small.batch())
-    assert len(parts) > 2
+    (minibatch,) = made.minibatches(small.batch())
+    assert len(minibatch.packs) > 2

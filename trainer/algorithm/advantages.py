@@ -4,7 +4,7 @@ Only usable members have rewards here. Without a failed member, the others get w
 smaller group; a single member has nothing to be compared with and gets 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,34 +12,25 @@ from numpy.typing import NDArray
 from trainer.algorithm.choices import AdvantageMode
 
 Floats = NDArray[np.float64]
-Total = Callable[[Floats], Floats]
-"""Sums a small vector over all ranks; every rank has to call it."""
 
 EPSILON = 1e-6
 """Added to a standard deviation, as in verl."""
 
 
-def single_rank(vector: Floats) -> Floats:
-    """The `Total` of a single rank."""
-    return vector
-
-
-def compute_advantages(
-    rewards: Sequence[Floats], mode: AdvantageMode, total: Total = single_rank
-) -> list[Floats]:
-    """One array per group of this rank; a group lies on one rank."""
+def compute_advantages(rewards: Sequence[Floats], mode: AdvantageMode) -> list[Floats]:
+    """One array per group."""
     above = [above_mean(group) for group in rewards]
     if mode == "loo":
         return [group * leave_one_out_factor(len(group)) for group in above]
-    spreads = normalizers(above, mode, total)
+    spreads = normalizers(above, mode)
     return [group / spread for group, spread in zip(above, spreads, strict=True)]
 
 
-def normalizers(above: Sequence[Floats], mode: AdvantageMode, total: Total) -> list[float]:
-    """For each group of this rank, what its advantages are divided by. `above` has one value per
+def normalizers(above: Sequence[Floats], mode: AdvantageMode) -> list[float]:
+    """For each group, what its advantages are divided by. `above` has one value per
     member: how much more than its group it earned."""
     if mode == "batch_std":
-        return [_batch_std(above, total) + EPSILON] * len(above)
+        return [_batch_std(above) + EPSILON] * len(above)
     if mode == "group_std":
         return [_sample_std(group) + EPSILON for group in above]
     return [1.0] * len(above)
@@ -56,12 +47,12 @@ def leave_one_out_factor(size: int) -> float:
     return size / (size - 1) if size > 1 else 1.0
 
 
-def _batch_std(above: Sequence[Floats], total: Total) -> float:
+def _batch_std(above: Sequence[Floats]) -> float:
     """Standard deviation over all groups. The mean of each is 0; groups of one member are left out."""
     compared = [group for group in above if len(group) > 1]
-    own = [sum(len(group) for group in compared), sum(float(group @ group) for group in compared)]
-    count, squares = total(np.array(own, np.float64))
-    return float(np.sqrt(squares / max(count, 1.0)))
+    count = sum(len(group) for group in compared)
+    squares = sum(float(group @ group) for group in compared)
+    return float(np.sqrt(squares / max(count, 1)))
 
 
 def _sample_std(above: Floats) -> float:

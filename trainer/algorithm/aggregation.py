@@ -1,9 +1,8 @@
-"""Computes the weight of a token in the loss of the batch: one weight per row, from sums over all
-ranks.
+"""Computes the weight of a token in the loss of the batch: one weight per row.
 
 Only trainable tokens count. Tokens removed because of validity, age, truncation or a failure are in no
 denominator. Tokens that the trust region masks later stay in the denominator, so a mask never increases
-the weight of other tokens. In every mean, the weights of all ranks together sum to 1.
+the weight of other tokens. In every mean, the weights sum to 1.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.algorithm.advantages import Floats, Total, single_rank
+from trainer.algorithm.advantages import Floats
 from trainer.algorithm.choices import Aggregation
 
 
@@ -21,7 +20,7 @@ class SampleCounts:
     """The numbers of trainable tokens of one trajectory."""
 
     group: int
-    """Index of its group, the same on all ranks."""
+    """Index of its group."""
     rows: tuple[int, ...]
     """Trainable tokens of each row."""
 
@@ -33,24 +32,19 @@ class SampleCounts:
 def token_weights(
     mode: Aggregation,
     counts: Sequence[SampleCounts],
-    total: Total = single_rank,
     *,
-    groups: int | None = None,
     l_const: int | None = None,
 ) -> list[Floats]:
-    """For each trajectory of this rank, the weight of a token of each of its rows.
-
-    With several ranks, prompt_mean needs `groups`, the number of groups on all of them.
-    """
+    """For each trajectory, the weight of a token of each of its rows."""
     tokens = np.array([sample.tokens for sample in counts], np.float64)
     if mode == "seq_mean_token_mean":
-        return _per_row(counts, total)
+        return _per_row(counts)
     if mode == "prompt_mean":
-        each = _per_prompt(counts, tokens, total, groups)
+        each = _per_prompt(counts, tokens)
     elif mode == "token_mean":
-        each = np.full(len(counts), _one_over(total(np.array([tokens.sum()]))[0]))
+        each = np.full(len(counts), _one_over(tokens.sum()))
     else:
-        trajectories = _one_over(total(np.array([np.count_nonzero(tokens)], np.float64))[0])
+        trajectories = _one_over(float(np.count_nonzero(tokens)))
         lengths = (
             tokens if mode == "rollout_mean" else np.full(len(counts), _require_length(l_const))
         )
@@ -61,18 +55,15 @@ def token_weights(
     ]
 
 
-def _per_row(counts: Sequence[SampleCounts], total: Total) -> list[Floats]:
+def _per_row(counts: Sequence[SampleCounts]) -> list[Floats]:
     rows = sum(np.count_nonzero(sample.rows) for sample in counts)
-    share = _one_over(total(np.array([rows], np.float64))[0])
+    share = _one_over(float(rows))
     return [share * _one_over(_sizes(sample)) for sample in counts]
 
 
-def _per_prompt(
-    counts: Sequence[SampleCounts], tokens: Floats, total: Total, groups: int | None
-) -> Floats:
+def _per_prompt(counts: Sequence[SampleCounts], tokens: Floats) -> Floats:
     own = np.array([sample.group for sample in counts], np.int64)
-    size = groups if groups is not None else int(own.max(initial=-1)) + 1
-    sizes = total(np.bincount(own, tokens, minlength=size).astype(np.float64))
+    sizes = np.bincount(own, tokens).astype(np.float64)
     each: Floats = _one_over(sizes)[own] * _one_over(float(np.count_nonzero(sizes)))
     return each
 

@@ -44,8 +44,8 @@ class Tokens:
     reference: Tensor | None = None
     """f_t: log-probs under the reference model, if `needs_reference`."""
     trajectories: int | None = None
-    """Number of trajectories in this rank's part of the batch, if `samples` are indices in it. If None,
-    `samples` are indices in the pack, and counting them waits for the device."""
+    """Number of trajectories in the batch, if `samples` are indices in it. If None, `samples` are
+    indices in the pack, and counting them waits for the device."""
 
 
 def objective(settings: LossSettings, tokens: Tokens) -> tuple[Tensor, PackStatistics]:

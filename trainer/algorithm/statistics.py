@@ -61,7 +61,7 @@ class PackStatistics:
     """[S, 3], float64: for each trajectory the sum of c - b, its tokens, and how often it was
     rejected."""
     numbered: bool
-    """Whether index s is the same trajectory in all packs of this rank, so that a trajectory may lie in
+    """Whether index s is the same trajectory in all packs of all ranks, so that a trajectory may lie in
     several packs. Otherwise every pack has its own trajectories."""
 
     def __add__(self, other: PackStatistics) -> PackStatistics:
@@ -80,10 +80,15 @@ class PackStatistics:
         """The statistics of all ranks together; every rank has to call it."""
         if not distributed.is_initialized() or distributed.get_world_size() == 1:
             return self
-        sums, peaks = self.sums.clone(), self.peaks.clone()
+        if not self.numbered:
+            raise ValueError("over several ranks, pass the number of trajectories with all packs")
+        sums, peaks, trajectories = (
+            tensor.clone() for tensor in (self.sums, self.peaks, self.trajectories)
+        )
         distributed.all_reduce(sums)
         distributed.all_reduce(peaks, distributed.ReduceOp.MAX)
-        return PackStatistics(sums, peaks, _gather_trajectories(self.trajectories), False)
+        distributed.all_reduce(trajectories)
+        return PackStatistics(sums, peaks, trajectories, True)
 
     def metrics(self) -> dict[str, float]:
         """Waits for the device. Means are over tokens; values without data are left out."""
@@ -156,20 +161,6 @@ def pack_statistics(
     rejections = torch.zeros_like(trajectories[:, 0]) if kept is None else ~kept
     each = torch.cat([trajectories, rejections.to(gap.dtype).unsqueeze(1)], 1)
     return PackStatistics(sums, peaks.double(), each.double(), numbered)
-
-
-def _gather_trajectories(trajectories: Tensor) -> Tensor:
-    """The trajectories of all ranks, one after another; ranks may have different numbers of them."""
-    ranks = distributed.get_world_size()
-    own = torch.tensor([len(trajectories)], device=trajectories.device)
-    sizes = [torch.zeros_like(own) for _ in range(ranks)]
-    distributed.all_gather(sizes, own)
-    longest = max(int(size) for size in sizes)
-    padded = trajectories.new_zeros(longest, trajectories.shape[1])
-    padded[: len(trajectories)] = trajectories
-    parts = [torch.zeros_like(padded) for _ in range(ranks)]
-    distributed.all_gather(parts, padded)
-    return torch.cat([part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
 
 
 def _trajectory_metrics(

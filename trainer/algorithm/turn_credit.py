@@ -19,11 +19,9 @@ import numpy as np
 
 from trainer.algorithm.advantages import (
     Floats,
-    Total,
     above_mean,
     leave_one_out_factor,
     normalizers,
-    single_rank,
 )
 from trainer.algorithm.choices import AdvantageMode, CreditMode
 
@@ -41,12 +39,11 @@ def compute_turn_advantages(
     groups: Sequence[Sequence[MemberRewards]],
     credit: CreditMode,
     mode: AdvantageMode,
-    total: Total = single_rank,
 ) -> list[list[Floats]]:
-    """For each group of this rank and each of its members, one advantage per turn."""
+    """For each group and each of its members, one advantage per turn."""
     compared = [compare_turns(group, credit, mode == "loo") for group in groups]
     sizes = [np.array([_root_mean_square(turns) for turns in group]) for group in compared]
-    spreads = normalizers(sizes, mode, total)
+    spreads = normalizers(sizes, mode)
     return [
         [turns / spread for turns in group] for group, spread in zip(compared, spreads, strict=True)
     ]

@@ -15,7 +15,6 @@ from pool.core.marks import runs_of
 from pool.core.rows import Row, build_rows, target_step_ids
 from pool.core.trajectories import Trajectory, step_of
 from schemas import DecidedGroup, Decision
-from trainer.algorithm.advantages import Total, single_rank
 from trainer.algorithm.settings import LossSettings
 from trainer.data.credit import Credit, assign_credit
 from trainer.data.sample import Sample
@@ -23,13 +22,13 @@ from trainer.data.sample import Sample
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The part of a Decision's batch that one rank trains."""
+    """The batch of a Decision, as every rank has it."""
 
     version: int
     """The version that this batch makes."""
     seed: int
     groups: int
-    """Number of groups on all ranks."""
+    """Number of groups, including those that have been lost since."""
     samples: list[Sample]
     advantages: list[float]
     """One per sample, for those of its tokens that have none of their own."""
@@ -45,31 +44,21 @@ class AgeLimits:
     """Whether older tokens are masked. If not, the whole trajectory was refused before."""
 
 
-def groups_of_rank(
-    decision: Decision, lost: set[GroupId], rank: int, ranks: int
-) -> list[DecidedGroup]:
-    """The groups that a rank reads; together, the ranks read each trained group once."""
-    trained = [g for g in decision.groups if g.verdict == "train" and group_id(g) not in lost]
-    return trained[rank::ranks]
+def trained_groups(decision: Decision, lost: set[GroupId]) -> list[DecidedGroup]:
+    """The groups of the batch that are still in the log."""
+    return [g for g in decision.groups if g.verdict == "train" and group_id(g) not in lost]
 
 
 def make_batch(
-    decision: Decision,
-    groups: Sequence[Group],
-    loss: LossSettings,
-    limits: AgeLimits,
-    total: Total = single_rank,
-    rank: int = 0,
-    ranks: int = 1,
+    decision: Decision, groups: Sequence[Group], loss: LossSettings, limits: AgeLimits
 ) -> Batch:
-    """`groups` are the groups of this rank, read from the log."""
+    """`groups` are the trained groups, read from the log."""
     assert decision.version is not None
-    credit_by_group = assign_credit(groups, loss, total)
+    credit_by_group = assign_credit(groups, loss)
     samples: list[Sample] = []
     for index, (group, of_members) in enumerate(zip(groups, credit_by_group, strict=True)):
-        place = rank + index * ranks
         samples += [
-            make_sample(member, place, credit, loss, limits, decision.version)
+            make_sample(member, index, credit, loss, limits, decision.version)
             for member, credit in zip(group.members.values(), of_members, strict=True)
         ]
     return Batch(

@@ -2,19 +2,16 @@
 
 import numpy as np
 
-from trainer.algorithm.advantages import Total, single_rank
 from trainer.data.batch import Batch
 from trainer.data.sample import Sample
 
 
-def batch_metrics(batch: Batch, total: Total = single_rank) -> dict[str, float]:
-    """Over all ranks; every rank has to call it."""
+def batch_metrics(batch: Batch) -> dict[str, float]:
     sums = _sums(batch)
-    totals = dict(zip(sums, total(np.array(list(sums.values()), np.float64)), strict=True))
-    trajectories = max(float(totals["trajectories"]), 1.0)
-    mean = {name: float(value) / trajectories for name, value in totals.items()}
+    trajectories = max(sums["trajectories"], 1.0)
+    mean = {name: float(value) / trajectories for name, value in sums.items()}
     metrics = {
-        "trajectories": float(totals["trajectories"]),
+        "trajectories": float(sums["trajectories"]),
         "reward_mean": mean["reward"],
         "reward_std": float(np.sqrt(max(mean["reward_squared"] - mean["reward"] ** 2, 0.0))),
         "advantage_std": float(np.sqrt(mean["advantage_squared"])),
@@ -24,7 +21,7 @@ def batch_metrics(batch: Batch, total: Total = single_rank) -> dict[str, float]:
         "prefix_break_fraction": (mean["rows"] - 1) / max(mean["steps"], 1.0),
         "generated_mean": mean["generated"],
     }
-    if totals["turns"]:
+    if sums["turns"]:
         metrics["turns_mean"] = mean["turns"]
         metrics["turn_advantage_std"] = float(np.sqrt(mean["turn_variance"]))
     return metrics

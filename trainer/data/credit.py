@@ -12,7 +12,7 @@ import numpy as np
 from pool.core.groups import Group
 from pool.core.rows import count_sampled_tokens, target_step_ids
 from pool.core.trajectories import Trajectory
-from trainer.algorithm.advantages import Floats, Total, compute_advantages, single_rank
+from trainer.algorithm.advantages import Floats, compute_advantages
 from trainer.algorithm.settings import LossSettings
 from trainer.algorithm.shaping import shape_reward
 from trainer.algorithm.turn_credit import MemberRewards, compare_turns, compute_turn_advantages
@@ -37,13 +37,11 @@ class Credit:
         return {uid: np.array([value], "<f4").tobytes() for uid, value in self.turns.items()}
 
 
-def assign_credit(
-    groups: Sequence[Group], loss: LossSettings, total: Total = single_rank
-) -> list[list[Credit]]:
-    """For each group of this rank, the credit of its members; every rank has to call it."""
+def assign_credit(groups: Sequence[Group], loss: LossSettings) -> list[list[Credit]]:
+    """For each group, the credit of its members."""
     if loss.credit == "outcome":
-        return _credit_outcomes(groups, loss, total)
-    return _credit_turns(groups, loss, total)
+        return _credit_outcomes(groups, loss)
+    return _credit_turns(groups, loss)
 
 
 def explain_no_variance(
@@ -68,24 +66,22 @@ def shaped_reward(group: Group, member: Trajectory, loss: LossSettings) -> float
     return shape_reward(loss, reward, count_sampled_tokens(member))
 
 
-def _credit_outcomes(
-    groups: Sequence[Group], loss: LossSettings, total: Total
-) -> list[list[Credit]]:
+def _credit_outcomes(groups: Sequence[Group], loss: LossSettings) -> list[list[Credit]]:
     rewards: list[Floats] = [
         np.array([shaped_reward(group, member, loss) for member in group.members.values()])
         for group in groups
     ]
-    advantages = compute_advantages(rewards, loss.advantage, total)
+    advantages = compute_advantages(rewards, loss.advantage)
     return [
         [Credit(float(reward), float(value)) for reward, value in zip(*group, strict=True)]
         for group in zip(rewards, advantages, strict=True)
     ]
 
 
-def _credit_turns(groups: Sequence[Group], loss: LossSettings, total: Total) -> list[list[Credit]]:
+def _credit_turns(groups: Sequence[Group], loss: LossSettings) -> list[list[Credit]]:
     members = [[(group, member) for member in group.members.values()] for group in groups]
     rewards = [[_member_rewards(*each, loss) for each in group] for group in members]
-    advantages = compute_turn_advantages(rewards, loss.credit, loss.advantage, total)
+    advantages = compute_turn_advantages(rewards, loss.credit, loss.advantage)
     return [
         [_turn_credit(*each, loss, turns) for each, turns in zip(*group, strict=True)]
         for group in zip(members, advantages, strict=True)

@@ -2,8 +2,7 @@
 
 It covers everything that a step is computed from: of every trajectory the token ids, which of them are
 trained, the logprobs, versions and temperatures of sampling, reward and advantage. Groups are hashed
-one by one and combined in the order of the Decision, so the number of ranks does not matter, with one
-exception: with advantage `batch_std`, several ranks add rewards up in another order.
+one by one and combined in the order of the Decision.
 """
 
 import hashlib
@@ -11,24 +10,21 @@ import struct
 
 import numpy as np
 
-from trainer.algorithm.advantages import Total, single_rank
 from trainer.data.batch import Batch
 from trainer.data.sample import Sample
 
 BYTES = 32
 
 
-def digest(batch: Batch, total: Total = single_rank) -> str:
-    """BLAKE2b in hexadecimal, over all ranks; every rank has to call it."""
+def digest(batch: Batch) -> str:
+    """BLAKE2b in hexadecimal."""
     groups = {sample.group: hashlib.blake2b(digest_size=BYTES) for sample in batch.samples}
     for sample, advantage in zip(batch.samples, batch.advantages, strict=True):
         _add_sample(groups[sample.group], sample, advantage)
-    # Ranks can only sum floats. Each group lies on one rank, so its bytes survive the sum.
-    digests = np.zeros((batch.groups, BYTES), np.float64)
+    digests = np.zeros((batch.groups, BYTES), np.uint8)  # of lost groups: zeros
     for index, group in groups.items():
         digests[index] = np.frombuffer(group.digest(), np.uint8)
-    all_digests = total(digests.ravel()).astype(np.uint8)
-    return hashlib.blake2b(all_digests.tobytes(), digest_size=BYTES).hexdigest()
+    return hashlib.blake2b(digests.tobytes(), digest_size=BYTES).hexdigest()
 
 
 def _add_sample(group: "hashlib.blake2b", sample: Sample, advantage: float) -> None:

@@ -1,55 +1,115 @@
-"""Distributes rows into packs: forward passes with a limited number of tokens.
+"""Distributes trees into packs, forward passes with a limited number of tokens, and packs to ranks.
 
-An item is what must stay together: one row, or all rows of a trajectory. Equal lengths give equal packs
-everywhere. An item above the budget gets a pack of its own. Packs are sorted by cost, the most
-expensive first, because the n-th packs of all ranks run at the same time and should cost about the
-same.
+A sharded model gathers its weights in every pass, so all ranks run the same number of passes, and each
+pass takes as long as the slowest rank. A *round* is what all ranks run at the same time: one pack for
+each. Rounds are filled one after another, the costliest trees first. The largest tree that is left sets
+the cost up to which all ranks can work in a round without making it longer.
+
+Every rank computes the whole plan from the same rows, and gets the same one.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from trainer.data.trees import GroupTrees, Tree
+
+Packs = list[list[Tree]]
 
 EQUAL_LENGTH = 8192
 """Row length at which attention, whose cost grows with the square of it, costs as much as the rest of a
 layer: about 12 times the hidden size, so 10,000 for a model of 0.5B parameters. Only the balance of
 packs depends on it."""
+SLACK = 1.02
+"""By how much a rank may exceed the mean cost of a round, so that trees of any size find a place."""
+PARTS = (1, 2, 4, 8)
+"""Groups are cut into trees of at most these fractions of a pack. Smaller trees repeat more ids, but
+spread better over ranks."""
 
 
-def pack(items: Sequence[Sequence[int]], budget: int) -> list[list[int]]:
-    """Packs, as lists of item numbers. `items` holds the lengths of each item's rows."""
-    tokens = np.array([sum(lengths) for lengths in items], np.int64)
-    costs = np.array([_cost(lengths) for lengths in items], np.int64)
-    order = np.lexsort((np.arange(len(items)), -costs))
-    fewest = math.ceil(int(np.minimum(tokens, budget).sum()) / budget)
-    attempts = (_distribute(order, tokens, costs, budget, n) for n in itertools.count(fewest))
-    packs = next(packs for packs in attempts if packs is not None)
-    packs.sort(key=lambda pack: (-costs[pack].sum(), pack))
-    return packs
+class Plan(NamedTuple):
+    rounds: list[Packs]
+    """For each round, the trees of every rank; a rank may have none."""
+
+    def costs(self) -> list[list[int]]:
+        """For each round, the cost of every rank's pack."""
+        return [
+            [sum(tree.cost(EQUAL_LENGTH) for tree in pack) for pack in round]
+            for round in self.rounds
+        ]
+
+    @property
+    def tokens(self) -> int:
+        return sum(tree.tokens for round in self.rounds for pack in round for tree in pack)
+
+    @property
+    def packs(self) -> int:
+        return sum(bool(pack) for round in self.rounds for pack in round)
+
+    @property
+    def duration(self) -> int:
+        """Cost of all rounds, each as long as its costliest pack."""
+        return sum(map(max, self.costs()))
+
+    @property
+    def useful_share(self) -> float:
+        """Share of all ranks' time in which they do not wait for another."""
+        costs = self.costs()
+        available = sum(len(round) * max(round) for round in costs)
+        return sum(map(sum, costs)) / max(available, 1)
 
 
-def _distribute(
-    order: Ints, tokens: Ints, costs: Ints, budget: int, n: int
-) -> list[list[int]] | None:
-    """Puts each item, in order, into the cheapest of `n` packs that has room; None if an item fits
-    nowhere."""
-    packs: list[list[int]] = [[] for _ in range(n)]
-    room, load = np.full(n, budget, np.int64), np.zeros(n, np.int64)
-    for item in order:
-        fitting = np.flatnonzero((room >= tokens[item]) | (load == 0))
+def plan_packs(groups: Sequence[GroupTrees], budget: int, ranks: int) -> Plan:
+    """The plan with the shortest duration, over trees of several sizes. `budget` is the largest number
+    of tokens in a pack; a tree above it gets a pack of its own. With 0, every tree does."""
+    plans: dict[tuple[Tree, ...], Plan] = {}
+    for part in PARTS:
+        trees = tuple(tree for group in groups for tree in group.cut(max(budget // part, 1)))
+        if trees not in plans:
+            plans[trees] = pack_trees(trees, budget, ranks)
+    return min(plans.values(), key=lambda plan: plan.duration)
+
+
+def pack_trees(trees: Sequence[Tree], budget: int, ranks: int) -> Plan:
+    """Packs of the given trees, in rounds that begin with the costliest."""
+    room = [tree.tokens if budget else 1 for tree in trees]
+    costs = [tree.cost(EQUAL_LENGTH) for tree in trees]
+    left = sorted(range(len(trees)), key=lambda tree: (-costs[tree], tree))
+    rounds: list[Packs] = []
+    while left:
+        packs, left = _fill_round(left, room, costs, budget or 1, ranks)
+        rounds.append([[trees[number] for number in sorted(pack)] for pack in packs])
+    durations = [max(round) for round in Plan(rounds).costs()]
+    return Plan([rounds[n] for n in sorted(range(len(rounds)), key=lambda n: (-durations[n], n))])
+
+
+def _fill_round(
+    left: list[int], tokens: Sequence[int], costs: Sequence[int], budget: int, ranks: int
+) -> tuple[list[list[int]], list[int]]:
+    """One pack for each rank, and the trees that are left for later rounds."""
+    largest = left[0]
+    rounds = math.ceil(sum(min(tokens[tree], budget) for tree in left) / (budget * ranks))
+    mean = sum(costs[tree] for tree in left) / (ranks * rounds)
+    ceiling = max(costs[largest], SLACK * mean)
+    # If one rank has memory for a tree above the budget, the others have memory for as much.
+    room = np.full(ranks, max(budget, tokens[largest]), np.int64)
+    load = np.zeros(ranks, np.int64)
+    most_room, least_load = int(room[0]), 0
+    packs: list[list[int]] = [[] for _ in range(ranks)]
+    later = []
+    for tree in left:
+        if tokens[tree] > most_room or least_load + costs[tree] > ceiling:
+            later.append(tree)
+            continue
+        fitting = np.flatnonzero((room >= tokens[tree]) & (load + costs[tree] <= ceiling))
         if len(fitting) == 0:
-            return None
-        cheapest = fitting[np.argmin(load[fitting])]
-        packs[cheapest].append(int(item))
-        room[cheapest] -= tokens[item]
-        load[cheapest] += costs[item]
-    return [sorted(pack) for pack in packs if pack]
-
-
-def _cost(lengths: Sequence[int]) -> int:
-    return sum(length * (length + EQUAL_LENGTH) for length in lengths)
+            later.append(tree)
+            continue
+        rank = fitting[np.argmin(load[fitting])]
+        packs[rank].append(tree)
+        room[rank] -= tokens[tree]
+        load[rank] += costs[tree]
+        most_room, least_load = int(room.max()), int(load.min())
+    return packs, later

@@ -13,7 +13,7 @@ class Sample:
 
     trajectory_uid: str
     group: int
-    """Index of its group in the Decision."""
+    """Index of its group in the batch."""
     reward: float
     """After overlong shaping."""
     truncated: bool

@@ -1,17 +1,21 @@
 """Attention over packed rows: no id sees another row, and rows are not padded.
 
+Where rows share their first ids, a pack holds trees, and an id sees its ancestors: those before it
+whose subtree has not ended yet.
+
 It is registered with transformers under a name of its own, and models pass the bounds of the rows to it
 as they do for flash-attention. What it does not support (a bias, a cap, sinks) raises
 PackingUnsupported; `mode_search.py` then uses the model's own attention, row by row.
 
-Kernels: `varlen` (torch's, for bf16 on GPUs), `flex` (compiled, one block mask per pack), `rows` (one
-SDPA call per row, on any device).
+Kernels: `varlen` (torch's, for bf16 on GPUs, no trees), `flex` (compiled, one block mask per pack),
+`rows` (one SDPA call per row or tree, on any device).
 """
 
 import inspect
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -21,14 +25,15 @@ except ImportError:  # before torch 2.10
     varlen_attn = None
 
 from trainer.model.pack import Pack
+from trainer.model.visibility import block_mask, tree_masks
 
 Tensor = Any
 NAME = "steplog_packed"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 """Arguments of attention that some models use and the kernels here do not support."""
 LARGEST_HEAD = 256
-_VARLEN = frozenset(inspect.signature(varlen_attn).parameters) if varlen_attn else frozenset()
 _flex: Any = None
+_VARLEN = frozenset(inspect.signature(varlen_attn).parameters) if varlen_attn else frozenset()
 
 
 def kernels(device: Any, dtype: Any) -> tuple[str, ...]:
@@ -36,6 +41,11 @@ def kernels(device: Any, dtype: Any) -> tuple[str, ...]:
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return ("rows",)
     return ("varlen", "flex", "rows") if varlen_attn else ("flex", "rows")
+
+
+def tree_kernel(device: Any) -> Literal["flex", "rows"]:
+    """The kernel for packs with shared ids."""
+    return "flex" if device.type == "cuda" else "rows"
 
 
 def arguments(pack: Pack, kernel: str) -> dict[str, Any]:
@@ -47,10 +57,11 @@ def arguments(pack: Pack, kernel: str) -> dict[str, Any]:
         "max_length_k": pack.longest,
     }
     if kernel == "flex":
-        return bounds | {"row_blocks": _row_blocks(pack)}
+        _compile_flex()
+        return bounds | {"row_blocks": block_mask(pack)}
     if kernel == "rows":
         # Only for this kernel: torch.compile would compile a new program for every list of lengths.
-        return bounds | {"row_lengths": pack.lengths}
+        return bounds | {"row_lengths": pack.lengths, "tree_masks": tree_masks(pack)}
     return bounds
 
 
@@ -65,6 +76,7 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
     row_lengths: tuple[int, ...] | None = None,
+    tree_masks: tuple[Tensor | None, ...] = (),
     row_blocks: Any = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -72,7 +84,7 @@ def packed_attention(
     them."""
     _check_supported(module, attention_mask, cu_seq_lens_q, others)
     if row_lengths is not None:
-        out = _by_rows(query, key, value, row_lengths, scaling, sliding_window)
+        out = _by_rows(query, key, value, row_lengths, tree_masks, scaling, sliding_window)
     elif row_blocks is not None:
         if sliding_window is not None:
             raise PackingUnsupported("flex attention has no sliding window here")
@@ -141,22 +153,34 @@ def _by_rows(
     key: Tensor,
     value: Tensor,
     lengths: tuple[int, ...],
+    masks: tuple[Tensor | None, ...],
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
     parts = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
     gqa = query.shape[1] != key.shape[1]
     return torch.cat(
-        [_one_row(q, k, v, scaling, window, gqa) for q, k, v in parts],
+        [
+            _one_row(q, k, v, mask, scaling, window, gqa)
+            for (q, k, v), mask in zip(parts, masks, strict=True)
+        ],
         dim=2,
     )
 
 
 def _one_row(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, gqa: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    window: int | None,
+    gqa: bool,
 ) -> Tensor:
-    length, mask = query.shape[2], None
+    length = query.shape[2]
     if window is not None and window < length:
+        if mask is not None:
+            raise PackingUnsupported("trees have no sliding window here")
         positions = torch.arange(length, device=query.device)
         distance = positions[:, None] - positions[None, :]
         mask = (distance >= 0) & (distance < window)
@@ -165,21 +189,11 @@ def _one_row(
     )
 
 
-def _row_blocks(pack: Pack) -> Any:
-    """The block mask of the pack: which blocks attend to which."""
+def _compile_flex() -> None:
+    """Compiles flex attention, without which it would hold all scores at once."""
     global _flex
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
     if _flex is None:
         _flex = torch.compile(flex_attention, dynamic=True)
-    lengths = pack.bounds.diff()
-    rows = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-
-    def is_visible(_batch: Any, _head: Any, query: Tensor, key: Tensor) -> Tensor:
-        return (rows[query] == rows[key]) & (query >= key)
-
-    size = len(pack.ids)
-    return create_block_mask(is_visible, None, None, size, size, device=str(pack.ids.device))
 
 
 AttentionInterface.register(NAME, packed_attention)

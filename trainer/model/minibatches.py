@@ -1,12 +1,13 @@
 """Splits a batch into minibatches, one per optimizer step, and these into packs on the device.
 
-A sharded model gathers its weights in every forward pass, and all ranks have to take part. So every
-rank gets as many packs, and as many passes per pack, as the rank that has most; a rank with fewer rows
-runs padding. Rows without a trainable token are left out.
+Every rank has the whole batch, computes the same plan of packs for all ranks, and makes the tensors of
+its own. A sharded model gathers its weights in every forward pass, and all ranks have to take part: a
+rank that has nothing to do in a round runs padding. Rows without a trainable token are left out.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 
 from trainer.algorithm.aggregation import SampleCounts, token_weights
 from trainer.algorithm.settings import LossSettings
-from trainer.data.packing import pack
+from trainer.data.packing import Plan, plan_packs
+from trainer.data.trees import GroupTrees, Tree
 from trainer.model.pack import Pack, make_pack, padding_to, trained_values
 from trainer.model.sharding import Ranks
 
@@ -41,6 +43,16 @@ class TrainingPack:
 
 
 @dataclass(frozen=True, slots=True)
+class Minibatch:
+    """What one optimizer step trains."""
+
+    packs: list[TrainingPack]
+    """Of this rank."""
+    plan: Plan
+    """Of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
 class _WeightedRow:
     """A row of a batch, with its weight in the loss."""
 
@@ -52,14 +64,16 @@ class _WeightedRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchSplitter:
-    """`budget` is the largest number of tokens in a pass; 0 if every row needs a pass of its own."""
+    """`budget` is the largest number of tokens in a pass; 0 if every row needs a pass of its own. With
+    `trees`, ids that rows of a group share are computed once."""
 
     loss: LossSettings
     ranks: Ranks
     device: Any
     budget: int
+    trees: bool = False
 
-    def minibatches(self, batch: "Batch") -> list[list[TrainingPack]]:
+    def minibatches(self, batch: "Batch") -> list[Minibatch]:
         """The packs of each optimizer step; every sample belongs to one of the steps."""
         count, samples = self.loss.optimiser_steps, np.arange(len(batch.samples))
         if count > 1:
@@ -67,28 +81,36 @@ class BatchSplitter:
         parts = np.array_split(samples, count)
         return [self._minibatch(batch, sorted(part.tolist())) for part in parts]
 
-    def _minibatch(self, batch: "Batch", samples: Sequence[int]) -> list[TrainingPack]:
-        items = self._items(batch, samples)
-        packs = pack([[len(each.row) for each in item] for item in items], self.budget or 1)
-        leveled = self._level(
-            [[row for item in numbers for row in items[item]] for numbers in packs]
-        )
-        return [self._pack(batch, rows, self._padding(rows, passes)) for rows, passes in leveled]
+    def _minibatch(self, batch: "Batch", samples: Sequence[int]) -> Minibatch:
+        rows = self._rows(batch, samples)
+        groups = self._groups(batch, rows)
+        plan = plan_packs(groups, self.budget, self.ranks.world)
+        own = [(round[self.ranks.rank], _passes(round)) for round in plan.rounds]
+        # There is always a pack, if only padding, so that there is always a gradient.
+        packs = [self._pack(batch, rows, *each) for each in own or [([], 1)]]
+        return Minibatch(packs, plan)
 
-    def _items(self, batch: "Batch", samples: Sequence[int]) -> list[list[_WeightedRow]]:
-        """Lists of rows that have to stay in one pack."""
+    def _rows(self, batch: "Batch", samples: Sequence[int]) -> list[_WeightedRow]:
+        """The rows with trainable tokens, those of a sample one after another."""
         weights = self._weights(batch, samples)
-        items = [
-            [
-                _WeightedRow(sample, row, float(weight))
-                for row, weight in zip(batch.samples[sample].rows, row_weights, strict=True)
-                if row.trainable.any()
-            ]
+        return [
+            _WeightedRow(sample, row, float(weight))
             for sample, row_weights in zip(samples, weights, strict=True)
+            for row, weight in zip(batch.samples[sample].rows, row_weights, strict=True)
+            if row.trainable.any()
         ]
-        if self.loss.whole_trajectories:
-            return [item for item in items if item]
-        return [[row] for item in items for row in item]
+
+    def _groups(self, batch: "Batch", rows: Sequence[_WeightedRow]) -> list[GroupTrees]:
+        """The rows of each group; rows that have to stay in one pack are one unit."""
+        whole = self.loss.whole_trajectories
+        groups: list[GroupTrees] = []
+        by_group = groupby(enumerate(rows), lambda each: batch.samples[each[1].sample].group)
+        for _, numbered in by_group:
+            members = list(numbered)
+            units = groupby(members, lambda each: each[1].sample if whole else each[0])
+            ids = [[each.row.ids for _, each in unit] for _, unit in units]
+            groups.append(GroupTrees(ids, members[0][0], merges=self.trees))
+        return groups
 
     def _weights(self, batch: "Batch", sample_numbers: Sequence[int]) -> list[Any]:
         """For each sample, the weight of a token of each of its rows."""
@@ -97,32 +119,21 @@ class BatchSplitter:
             SampleCounts(sample.group, tuple(int(row.trainable.sum()) for row in sample.rows))
             for sample in samples
         ]
-        return token_weights(
-            self.loss.aggregation,
-            counts,
-            self.ranks.total,
-            groups=batch.groups,
-            l_const=self.loss.l_const,
-        )
+        return token_weights(self.loss.aggregation, counts, l_const=self.loss.l_const)
 
-    def _level(self, packs: list[list[_WeightedRow]]) -> list[tuple[list[_WeightedRow], int]]:
-        """Adds empty packs, so that every rank has as many, and gives the number of passes of each."""
-        count = int(self.ranks.maximum(np.array([max(len(packs), 1)], np.float64))[0])
-        packs = packs + [[] for _ in range(count - len(packs))]
-        passes = self.ranks.maximum(np.array([max(len(rows), 1) for rows in packs], np.float64))
-        return [(rows, int(most)) for rows, most in zip(packs, passes, strict=True)]
-
-    def _padding(self, rows: Sequence[_WeightedRow], passes: int) -> tuple[int, ...]:
+    def _padding(self, trees: Sequence[Tree], passes: int) -> tuple[int, ...]:
         if not self.budget:
-            return (1,) * (passes - len(rows))
+            return (1,) * (passes - sum(len(tree.rows) for tree in trees))
         multiple = MULTIPLE[self.device.type]
-        tokens = sum(len(each.row) for each in rows)
+        tokens = sum(tree.tokens for tree in trees)
         return padding_to(tokens, multiple) if tokens else (multiple,)
 
     def _pack(
-        self, batch: "Batch", weighted_rows: Sequence[_WeightedRow], padding: tuple[int, ...]
+        self, batch: "Batch", all_rows: Sequence[_WeightedRow], trees: Sequence[Tree], passes: int
     ) -> TrainingPack:
+        weighted_rows = [all_rows[number] for tree in trees for number in tree.rows]
         rows = [each.row for each in weighted_rows]
+        shared = [common for tree in trees for common in tree.shared]
         counts = [int(row.trainable.sum()) for row in rows]
         samples = np.array([each.sample for each in weighted_rows], np.int64)
         advantages = np.array([batch.advantages[sample] for sample in samples], np.float32)
@@ -130,7 +141,7 @@ class BatchSplitter:
         # The batch makes version V + 1 from version V, and a token sampled by V has age 0.
         ages = batch.version - 1 - trained_values(rows, "versions").astype(np.int64)
         return TrainingPack(
-            pack=make_pack(rows, self.device, padding),
+            pack=make_pack(rows, self.device, self._padding(trees, passes), shared),
             behaviour=self._to_device(trained_values(rows, "behaviour")),
             advantages=self._to_device(_token_advantages(rows, advantages, counts)),
             weights=self._to_device(np.repeat(weights, counts)),
@@ -140,6 +151,29 @@ class BatchSplitter:
 
     def _to_device(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+
+def work_metrics(
+    batch: "Batch", minibatches: Sequence[Minibatch], seconds: float
+) -> dict[str, float]:
+    """How much all ranks computed in a step, and how evenly."""
+    rows = [row for sample in batch.samples for row in sample.rows]
+    plans = [minibatch.plan for minibatch in minibatches]
+    tokens = float(sum(map(len, rows)))
+    duration = sum(plan.duration for plan in plans)
+    return {
+        "row_tokens": tokens,
+        "tree_tokens": float(sum(plan.tokens for plan in plans)),
+        "rows": float(len(rows)),
+        "packs": float(sum(plan.packs for plan in plans)),
+        "balance": sum(plan.useful_share * plan.duration for plan in plans) / max(duration, 1),
+        "tokens_per_second": tokens / seconds,
+    }
+
+
+def _passes(round: list[list[Tree]]) -> int:
+    """Forward passes of a round in which every row has its own, the same number on every rank."""
+    return max(1, *(sum(len(tree.rows) for tree in pack) for pack in round))
 
 
 def _token_advantages(rows: "Sequence[Row]", by_row: Any, counts: Sequence[int]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.functional import embedding
 
 from trainer.model import attention
 from trainer.model.logprobs import logprobs_of_logits, token_logprobs
@@ -29,6 +30,14 @@ class ExecutionMode:
     attention."""
     head: Literal["chunked", "full"]
     """`full` lets the model compute its logits itself, with whatever it does to them."""
+    trees: Literal["flex", "rows"] | None = None
+    """The attention kernel for packs in which rows share ids; None if every row has to be whole."""
+
+    @property
+    def supports_trees(self) -> bool:
+        """Whether trees are possible at all. The full head selects hidden states itself; where rows
+        part it would select one several times, and its gradient would not be deterministic."""
+        return self.kernel != "single" and self.head == "chunked"
 
 
 class PackedModel(nn.Module):
@@ -48,6 +57,7 @@ class PackedModel(nn.Module):
     def forward(self, pack: Pack, mode: ExecutionMode | None = None) -> tuple[Tensor, Tensor]:
         """Log-prob and entropy of each trainable id."""
         mode = mode or self.mode
+        assert mode.trees or not pack.is_shared, "this mode needs every row whole"
         single = mode.kernel == "single"
         self.causal.config._attn_implementation = self._own_attention if single else attention.NAME
         if mode.head == "full":
@@ -104,7 +114,8 @@ class PackedModel(nn.Module):
     def _from_hidden(self, hidden: Tensor, pack: Pack) -> tuple[Tensor, Tensor]:
         head = self.causal.get_output_embeddings()
         return token_logprobs(
-            hidden[pack.predicting],
+            # With repeated indices, the gradient of hidden[indices] is not deterministic on CPUs.
+            embedding(pack.predicting, hidden),
             head.weight,
             getattr(head, "bias", None),
             pack.targets,
@@ -115,11 +126,12 @@ class PackedModel(nn.Module):
 
 
 def _inputs(pack: Pack, mode: ExecutionMode) -> dict[str, Any]:
+    kernel = mode.trees if pack.is_shared and mode.trees else mode.kernel
     return {
         "input_ids": pack.ids[None],
         "position_ids": pack.positions[None],
         "use_cache": False,
-        **attention.arguments(pack, mode.kernel),
+        **attention.arguments(pack, kernel),
     }
 
 

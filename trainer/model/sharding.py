@@ -11,17 +11,14 @@ Gradients of ranks are summed, not averaged: token weights already refer to the 
 import os
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from trainer.model.packed import PackedModel
 
 Tensor = Any
-Floats = NDArray[np.float64]
 
 
 class Ranks:
@@ -31,21 +28,6 @@ class Ranks:
         is_joined = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if is_joined else 0
         self.world = dist.get_world_size() if is_joined else 1
-
-    def total(self, vector: Floats) -> Floats:
-        """The sum over all ranks; every rank has to call it."""
-        return self._reduce(vector, "SUM")
-
-    def maximum(self, vector: Floats) -> Floats:
-        """The maximum over all ranks; every rank has to call it."""
-        return self._reduce(vector, "MAX")
-
-    def _reduce(self, vector: Floats, operation: str) -> Floats:
-        if self.world == 1:
-            return vector
-        tensor = torch.from_numpy(np.array(vector, np.float64))
-        dist.all_reduce(tensor, getattr(dist.ReduceOp, operation))
-        return np.asarray(tensor.numpy(), np.float64)
 
 
 def join() -> Ranks:

@@ -15,7 +15,7 @@ from pool.readers.reader import read_records
 from pool.topics import LEDGER
 from schemas import DecidedGroup, Decision, Outcome
 from servicekit.errors import Fatal, OffsetLost
-from trainer.data.batch import Batch, groups_of_rank, make_batch
+from trainer.data.batch import Batch, make_batch, trained_groups
 from trainer.data.digest import digest
 from trainer.recorded_settings import RecordedSettings, decode_settings
 
@@ -72,7 +72,7 @@ class RecordedRun:
 
     def rebuild_batch(self, decision: Decision) -> RebuiltBatch:
         lost, settings = self.ledger.lost_groups(), decode_settings(decision)
-        groups = groups_of_rank(decision, lost, 0, 1)
+        groups = trained_groups(decision, lost)
         read = read_groups(self._connection, self._codec, decision.topic, groups)
         batch = make_batch(decision, asyncio.run(read), settings.loss, settings.limits)
         return RebuiltBatch(
@@ -87,7 +87,7 @@ class RecordedRun:
 
     def _check_not_deleted(self, decisions: Sequence[Decision]) -> None:
         lost, topic = self.ledger.lost_groups(), decisions[0].topic
-        groups = {group_id(g): g for d in decisions for g in groups_of_rank(d, lost, 0, 1)}
+        groups = {group_id(g): g for d in decisions for g in trained_groups(d, lost)}
         versions = {group_id(g): d.version for d in decisions for g in d.groups}
         if not groups:
             return

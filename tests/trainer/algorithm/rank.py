@@ -11,8 +11,8 @@ from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
 
 PACKS = (
-    tokens([-1.0, -2.0, -0.5], [-1.1, -1.8, -3.0], [1.0] * 3, samples=[0, 2, 2], trajectories=3),
-    tokens([-1.0], [-1.4], [-1.0], ages=[6], trajectories=1),
+    tokens([-1.0, -2.0, -0.5], [-1.1, -1.8, -3.0], [1.0] * 3, samples=[0, 2, 2], trajectories=4),
+    tokens([-1.0, -0.3], [-1.4, -0.2], [-1.0, 1.0], samples=[3, 2], ages=[6, 0], trajectories=4),
 )
 
 

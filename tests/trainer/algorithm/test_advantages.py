@@ -42,16 +42,6 @@ def test_batch_std_is_one_for_all_groups() -> None:
     assert second == pytest.approx(np.array([2, -2, 0, 0]) / spread)
 
 
-def test_batch_std_is_one_for_all_ranks() -> None:
-    here, there = groups([1.0, 0.0], [4.0, 0.0]), groups([3.0, 5.0, 7.0])
-    seen: list[Floats] = []
-    compute_advantages(there, "batch_std", lambda vector: seen.append(vector) or vector)  # type: ignore[func-returns-value]
-    found = compute_advantages(here, "batch_std", lambda vector: vector + seen[0])
-    assert np.concatenate(found) == pytest.approx(
-        np.concatenate(compute_advantages([*here, *there], "batch_std")[:2])
-    )
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_member_alone_gets_nothing_and_changes_nothing(mode: AdvantageMode) -> None:
     alone, *others = compute_advantages(groups([7.0], [1.0, 0.0], [0.0, 3.0]), mode)

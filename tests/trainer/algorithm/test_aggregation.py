@@ -82,27 +82,6 @@ def test_the_weights_of_a_mean_sum_to_1(mode: Aggregation, counts: list[SampleCo
     assert summed(counts, found) == pytest.approx(1.0 if some else 0.0)
 
 
-@pytest.mark.parametrize("mode", [*MEANS, "seq_sum_norm"])
-@given(counts=BATCHES, cut=st.integers(0, 6))
-def test_ranks_agree(mode: Aggregation, counts: list[SampleCounts], cut: int) -> None:
-    """Each rank adds what the other one summed: the weights are those of one rank alone."""
-    ranks = (counts[:cut], counts[cut:])
-    vectors: list[Floats] = []
-
-    def note(vector: Floats) -> Floats:
-        vectors.append(vector)
-        return vector
-
-    for rank in ranks:
-        token_weights(mode, rank, note, groups=4, l_const=7)
-    both = [
-        token_weights(mode, rank, lambda _: vectors[0] + vectors[1], groups=4, l_const=7)
-        for rank in ranks
-    ]
-    alone = token_weights(mode, counts, groups=4, l_const=7)
-    assert flat([*both[0], *both[1]]) == pytest.approx(flat(alone))
-
-
 def test_the_constant_is_not_guessed() -> None:
     with pytest.raises(ValueError, match="l_const"):
         token_weights("seq_sum_norm", BATCH)

@@ -124,11 +124,11 @@ def test_ranks_see_the_same(tmp_path: Path) -> None:
     assert first == second
 
     pack = tokens(
-        [-1.0, -2.0, -0.5, -1.0],
-        [-1.1, -1.8, -3.0, -1.4],
-        [1.0, 1.0, 1.0, -1.0],
-        samples=[0, 2, 2, 3],
-        ages=[0, 0, 0, 6],
+        [-1.0, -2.0, -0.5, -1.0, -0.3],
+        [-1.1, -1.8, -3.0, -1.4, -0.2],
+        [1.0, 1.0, 1.0, -1.0, 1.0],
+        samples=[0, 2, 2, 3, 2],
+        ages=[0, 0, 0, 6, 0],
     )
     assert first == pytest.approx(objective(LossSettings(), pack)[1].metrics(), rel=1e-6)
 

@@ -95,19 +95,3 @@ def test_a_member_alone_gets_nothing(credit: CreditMode, mode: AdvantageMode) ->
     (found,) = compute_turn_advantages([[member(7.0, 1.0, 2.0)]], credit, mode)
     check(found, [[0.0, 0.0]])
     assert compute_turn_advantages([], credit, mode) == []
-
-
-def test_the_spread_is_one_for_all_ranks() -> None:
-    here, there = [GROUP], [[member(3.0, 1.0), member(5.0, 0.0, 2.0)]]
-    seen: list[Floats] = []
-    compute_turn_advantages(
-        there,
-        "return_to_go",
-        "batch_std",
-        lambda vector: seen.append(vector) or vector,  # type: ignore[func-returns-value]
-    )
-    (found,) = compute_turn_advantages(
-        here, "return_to_go", "batch_std", lambda vector: vector + seen[0]
-    )
-    whole = compute_turn_advantages([*here, *there], "return_to_go", "batch_std")[0]
-    check(found, [list(turns) for turns in whole])

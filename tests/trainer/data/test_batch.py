@@ -3,14 +3,13 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pool.core.groups import Group
 from schemas import DecidedGroup, Decision, Record
 from tests.pool.records import end, group_of, sampled, step
 from trainer.algorithm.settings import LossSettings
-from trainer.data.batch import AgeLimits, Batch, groups_of_rank, make_batch
+from trainer.data.batch import AgeLimits, Batch, make_batch, trained_groups
 from trainer.data.batch_metrics import batch_metrics
 
 LIMITS = AgeLimits("run", max_age=2, masks_stale=False)
@@ -53,13 +52,12 @@ def test_all_rows_of_a_trajectory_share_reward_and_advantage() -> None:
     assert [sample.group for sample in batch.samples] == [0, 0, 1, 1]
 
 
-def test_ranks_share_the_groups_and_lost_ones_are_left_out() -> None:
+def test_lost_groups_are_left_out() -> None:
     from pool.core.ledger import group_id
 
     made = decision(*(group(name) for name in "abcde"))
     lost = {group_id(made.groups[1])}
-    parts = [groups_of_rank(made, lost, rank, 2) for rank in (0, 1)]
-    assert [[g.prompt_uid for g in part] for part in parts] == [["a", "d"], ["c", "e"]]
+    assert [g.prompt_uid for g in trained_groups(made, lost)] == ["a", "c", "d", "e"]
 
 
 def test_masking_stale_tokens_keeps_the_rest_of_the_row() -> None:
@@ -88,14 +86,9 @@ def test_the_age_of_another_run_is_unknown() -> None:
     assert set((7 - 1 - row.versions[row.trainable]).tolist()) == {-1}
 
 
-def test_a_batch_is_described_over_all_ranks() -> None:
-    batch = batch_of(group("a"), group("b", (1.0, 1.0)))
-
-    def twice(vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return vector * 2  # as if another rank had the same
-
-    found = batch_metrics(batch, twice)
-    assert found["trajectories"] == 8
+def test_a_batch_is_described() -> None:
+    found = batch_metrics(batch_of(group("a"), group("b", (1.0, 1.0))))
+    assert found["trajectories"] == 4
     assert found["reward_mean"] == pytest.approx(0.75)
     assert found["spans_mean"] == 1
     assert found["prefix_break_fraction"] == 0

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from pool.core.rows import Row
-from tests.trainer.data.test_batch import LIMITS, batch_of, decision, group
-from trainer.algorithm.settings import LossSettings
-from trainer.data.batch import Batch, make_batch
+from tests.trainer.data.test_batch import batch_of, group
+from trainer.data.batch import Batch
 from trainer.data.digest import digest
 from trainer.data.sample import Sample
 
@@ -59,22 +58,6 @@ def test_names_rewards_advantages_and_the_order_count() -> None:
     assert len({digest(other) for other in [made, *others]}) == 7
 
 
-def test_ranks_that_share_a_batch_give_it_the_same_digest() -> None:
-    groups = [group(name) for name in "abc"]
-    made, loss = decision(*groups), LossSettings(advantage="none")
-    parts = [make_batch(made, groups[rank::2], loss, LIMITS, rank=rank, ranks=2) for rank in (0, 1)]
-    vectors: list[Any] = []
-
-    def told(vector: Any) -> Any:
-        vectors.append(vector)
-        return vector
-
-    for part in parts:
-        digest(part, told)
-    whole = digest(make_batch(made, groups, loss, LIMITS))
-    assert [digest(part, lambda _: sum(vectors)) for part in parts] == [whole, whole]
-
-
-def test_a_rank_without_a_group_takes_part() -> None:
+def test_a_batch_whose_groups_are_all_lost_has_a_digest() -> None:
     empty: list[Sample] = []
     assert digest(replace(batch(), samples=empty, advantages=[]))

@@ -142,7 +142,8 @@ def test_the_environments_own_advantages_hold_token_by_token() -> None:
     )
     assert judge(marks(0)).judge(group, 0).verdict == "train"  # though all scores are equal
     cutter = BatchSplitter(LossSettings(), Ranks(), torch.device("cpu"), 1_000)
-    ((part,),) = cutter.minibatches(batch_of(group))
+    (minibatch,) = cutter.minibatches(batch_of(group))
+    (part,) = minibatch.packs
     by_sample = [part.advantages[part.samples == n].tolist() for n in (0, 1)]
     assert by_sample == [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]
 

@@ -1,8 +1,7 @@
-"""One of the processes of test_sharding: trains its half of each batch, and leaves what came out."""
+"""One of the processes of test_sharding: trains its share of each batch, and leaves what came out."""
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from trainer.algorithm.settings import LossSettings
 from trainer.data.batch import Batch
 from trainer.learner import Learner
 from trainer.model.settings import ExecutionSettings, LearnerSettings
-from trainer.model.sharding import Ranks, join
+from trainer.model.sharding import join
 
 STEPS = 3
 LOSS = LossSettings(aggregation="prompt_mean")
@@ -30,17 +29,10 @@ def batch_of(kind: str, seed: int) -> Batch:
     return small.batch(3 if kind == "Mamba" else 8, seed)
 
 
-def share(batch: Batch, rank: int, world: int) -> Batch:
-    """Rank 0 gets most of it, so that the others need filling."""
-    bound = len(batch.samples) - 1 if world > 1 else len(batch.samples)
-    chosen = slice(0, bound) if rank == 0 else slice(bound, None)
-    return replace(batch, samples=batch.samples[chosen], advantages=batch.advantages[chosen])
-
-
-def train(kind: str, ranks: Ranks) -> tuple[Learner, list[dict[str, float]]]:
+def train(kind: str) -> tuple[Learner, list[dict[str, float]]]:
     learner = learner_of(kind)
     batches = [batch_of(kind, seed) for seed in range(STEPS)]
-    return learner, [learner.step(share(batch, ranks.rank, ranks.world)) for batch in batches]
+    return learner, [learner.step(batch) for batch in batches]
 
 
 def _after(learner: Learner, batch: Batch) -> dict[str, Any]:
@@ -53,7 +45,7 @@ def main() -> None:
     folder, kinds = Path(sys.argv[1]), sys.argv[2:]
     ranks = join()
     for kind in kinds:
-        learner, metrics = train(kind, ranks)
+        learner, metrics = train(kind)
         state = learner.state()
         sent = dict(learner.weights(torch.float32))
         if ranks.rank == 0:
@@ -63,9 +55,7 @@ def main() -> None:
         torch.distributed.barrier()
         again = learner_of(kind)
         again.load_state(torch.load(folder / f"{kind}.pt")["state"])
-        states = [
-            _after(made, share(batch_of(kind, 9), ranks.rank, 2)) for made in (learner, again)
-        ]
+        states = [_after(made, batch_of(kind, 9)) for made in (learner, again)]
         if ranks.rank == 0:
             torch.save(states, folder / f"{kind}-after.pt")
     torch.distributed.destroy_process_group()

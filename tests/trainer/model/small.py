@@ -1,5 +1,6 @@
 """Small models of random weights, and batches for them."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,3 +80,25 @@ def batch(samples: int = 8, seed: int = 0, temperature: float = 1.0) -> Batch:
         ],
         advantages=rng.normal(size=samples).tolist(),
     )
+
+
+def branched_batch(seed: int = 0) -> Batch:
+    """Two groups of five trajectories. They share the prompt, two of them also the first sampled ids
+    (as branches of one run do), and two are the same."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for place in range(2):
+        rows = [
+            row(int(rng.integers(34, 44)), seed + 10 * place + n, 0.7 + n / 10, 20)
+            for n in range(4)
+        ]
+        for other in rows[1:]:
+            other.ids[:20] = rows[0].ids[:20]
+        rows[2].ids[20:28] = rows[1].ids[20:28]
+        rows.append(replace(row(len(rows[0]), seed + 99, 1.3, 20), ids=rows[0].ids))
+        samples += [
+            Sample(f"{place}-{number}", place, 0.0, False, (each,))
+            for number, each in enumerate(rows)
+        ]
+    advantages = rng.normal(size=len(samples)).tolist()
+    return Batch(version=4, seed=seed, groups=2, samples=samples, advantages=advantages)

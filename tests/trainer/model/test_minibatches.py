@@ -22,6 +22,7 @@ def test_a_token_has_the_advantage_that_its_environment_gave_else_its_trajectory
         records.append(end(uid, steps=2, reward=reward, advantages=own))
     batch = batch_of(group_of(*records, size=2), loss=LossSettings(advantage="none"))
     splitter = BatchSplitter(LossSettings(), Ranks(), torch.device("cpu"), 1_000)
-    ((pack,),) = splitter.minibatches(batch)
+    (minibatch,) = splitter.minibatches(batch)
+    (pack,) = minibatch.packs
     by_sample = [pack.advantages[pack.samples == n].tolist() for n in (0, 1)]
     assert by_sample == [[-0.5, -0.5, -0.5], [7.0, 8.0, 0.5]]

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import free_port
 from tests.trainer.model import rank, small
 from trainer.learner import Learner
-from trainer.model.sharding import Ranks
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def alone(kind: str) -> tuple[Learner, list[dict[str, float]]]:
-    return rank.train(kind, Ranks())
+    return rank.train(kind)
 
 
 def left(folder: Path, kind: str) -> Any:
