@@ -20,7 +20,8 @@ class ExecutionSettings(BaseModel):
     tokens_per_pack: int = Field(
         32768,
         ge=1,
-        description="most tokens in one forward pass; a longer row gets a pass of its own",
+        description="most tokens in one forward pass, those that rows of a group share counted once; a "
+        "longer row gets a pass of its own",
     )
     gradient_checkpointing: bool = Field(
         False, description="recompute layers in the backward pass: less memory, but a third slower"

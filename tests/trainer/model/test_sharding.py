@@ -95,7 +95,7 @@ def test_one_process_goes_on_from_the_state_of_two(trained: Path) -> None:
     state = learner.state()
     assert set(state) == set(found)
     assert all(torch.equal(state[name], tensor) for name, tensor in found.items())
-    learner.step(small.batch(seed=9))
+    learner.step(rank.batch_of("Qwen2", 9))
     expected = torch.load(trained / "Qwen2-after.pt")[0]
     for name, weight in learner.trained.parameters.items():
         after = expected[f"weight.{name}"]
