@@ -50,6 +50,13 @@ class Segment(RecordPart, frozen=True, kw_only=True):
     incarnation: int
     version: int
     first_token: int
+    kv_version: int | None = None
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest version that had a part in sampling the tokens: one whose keys and values they
+        may have been sampled from, if the KV cache was kept over updates."""
+        return self.version if self.kv_version is None else self.kv_version
 
 
 class Position(RecordPart, frozen=True, kw_only=True, order=True):
@@ -236,6 +243,7 @@ class PolicyVersion(Record, frozen=True, kw_only=True):
     created_at: int = 0
     topic: str = "rewarded"
     groups_per_batch: int | None = None
+    keep_kv: bool = False
 
 
 class Member(RecordPart, frozen=True, kw_only=True):

@@ -98,6 +98,7 @@ def _run_live(settings: TrainSettings, orders: RankOrders, probe: Probe) -> None
             probe,
             settings.accept_loss,
             settings.groups_per_batch,
+            settings.keep_kv,
         )
         judge = Judge(settings, incarnation.marks, section(settings, LossSettings))
         decider = LiveDecider(incarnation, settings, judge, _recorded_fields(settings), probe)

@@ -190,7 +190,10 @@ class LlmCall:
         prompt = await self._prompt()
         generator = self._context.generator
         emit = self._emit if self.request.stream else None
-        affinity = CacheAffinity(self.trajectory.registration.prompt_uid, self.trajectory.engine)
+        trajectory = self.trajectory
+        affinity = CacheAffinity(
+            trajectory.registration.prompt_uid, trajectory.engine, trajectory.salt
+        )
         generation = await generator.generate(self.request, prompt.ids, affinity, emit)
         self.trajectory.engine = generation.engine
         answer = self._answer(prompt, generation)

@@ -14,6 +14,7 @@ from gateway import metrics
 from gateway.dialects.request import AnswerDelta, Request
 from gateway.engines.affinity import ANYWHERE, CacheAffinity
 from gateway.engines.engine import ENGINE_ERRORS, Engine, EngineError
+from gateway.engines.kv_cache import choose_salt, mark_kept
 from gateway.engines.router import EngineRouter
 from gateway.engines.wire import MalformedAnswer, SampledTokens
 from gateway.errors import EngineFailed
@@ -27,6 +28,7 @@ from gateway.tokens.parsers import (
     parse_answer,
 )
 from gateway.tokens.renderer import Renderer
+from pool.core.versions import Version
 from servicekit import tracing
 
 ATTEMPTS = 4
@@ -64,7 +66,7 @@ class Generator:
             engine.running += 1
             try:
                 attempt = self._attempt_traced if tracing.is_enabled() else self._attempt
-                return await attempt(engine, request, prompt, stream)
+                return await attempt(engine, request, prompt, affinity, stream)
             except (*ENGINE_ERRORS, EngineError) as error:
                 failure = error
                 failed_urls.add(engine.url)
@@ -80,7 +82,12 @@ class Generator:
         ) from failure
 
     async def _attempt_traced(
-        self, engine: Engine, request: Request, prompt: list[int], emit: "EmitTracker | None"
+        self,
+        engine: Engine,
+        request: Request,
+        prompt: list[int],
+        affinity: CacheAffinity,
+        emit: "EmitTracker | None",
     ) -> Generation:
         operation = "chat" if request.prompt is None else "text_completion"
         with tracing.span(
@@ -92,7 +99,7 @@ class Generator:
             version=str(engine.version),
             input_tokens=len(prompt),
         ) as span:
-            generation = await self._attempt(engine, request, prompt, emit)
+            generation = await self._attempt(engine, request, prompt, affinity, emit)
             sample = generation.sample
             span.set_attributes(
                 response_model=generation.model,
@@ -102,10 +109,17 @@ class Generator:
         return generation
 
     async def _attempt(
-        self, engine: Engine, request: Request, prompt: list[int], emit: "EmitTracker | None"
+        self,
+        engine: Engine,
+        request: Request,
+        prompt: list[int],
+        affinity: CacheAffinity,
+        emit: "EmitTracker | None",
     ) -> Generation:
         began = time.perf_counter()
-        body = await _generate_body(engine, request, prompt, stream=emit is not None)
+        keep_kv = self.engines.policy.keep_kv
+        salt = choose_salt(engine.version, affinity.salt, keep_kv) if engine.version else None
+        body = await _generate_body(engine, request, prompt, salt, stream=emit is not None)
         parser = engine if self._needs_parser(request) else None
         if emit is None:
             sample = SampledTokens()
@@ -115,6 +129,8 @@ class Generator:
         else:
             stream_parser = self._stream_parser(parser, request, prompt, emit)
             sample, parsed = await _stream(engine, body, bool(request.top_logprobs), stream_parser)
+        if keep_kv and salt is not None:
+            sample.segments = mark_kept(sample.segments, salt)
         metrics.upstream_seconds.observe(time.perf_counter() - began)
         return Generation(sample, parsed, engine.url, (engine.models or [request.model])[0])
 
@@ -177,15 +193,14 @@ class EmitTracker:
 
 
 async def _generate_body(
-    engine: Engine, request: Request, prompt: list[int], stream: bool
+    engine: Engine, request: Request, prompt: list[int], salt: Version | None, stream: bool
 ) -> bytes:
     sampling = request.sampling | {"logprobs": request.top_logprobs}
     if request.forces_tool:
         sampling["structured_outputs"] = await engine.tool_grammar(chat_request(request))
     body: dict[str, Any] = {"token_ids": prompt, "sampling_params": sampling, "stream": stream}
-    if engine.version is not None:
-        # So that KV cache computed with old weights is never reused.
-        body["cache_salt"] = str(engine.version)
+    if salt is not None:
+        body["cache_salt"] = str(salt)
     return msgspec.json.encode(body)
 
 

@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gateway.engines.engine import Engine
+from pool.core.versions import Version
 
 
 class CacheAffinity(NamedTuple):
     prompt_uid: str | None = None
     last_engine: str | None = None
     """URL of the engine that served the trajectory's last call."""
+    salt: Version | None = None
+    """The salt of the trajectory's first call (`gateway.engines.kv_cache`)."""
 
     def order(self, engines: Sequence[Engine]) -> Iterator[Engine]:
         """The engines that may have the prompt cached, the likeliest first."""

@@ -15,6 +15,8 @@ class Policy:
         self.marks = PolicyMarks(run)
         self.live: Version | None = None
         """The newest version that every reachable engine has; of the newest incarnation only."""
+        self.keep_kv = False
+        """Whether engines keep their KV cache over the updates of the newest incarnation."""
         self.on_change: Callable[[], None] = lambda: None
 
     def apply(self, record: Record) -> None:
@@ -22,6 +24,8 @@ class Policy:
             return
         if record.incarnation > self.marks.incarnation:
             self.live = None
+        if record.phase == "started" and record.incarnation >= self.marks.incarnation:
+            self.keep_kv = record.keep_kv
         self.marks.add(record)
         if record.phase == "live" and record.incarnation == self.marks.incarnation:
             self.live = Version(record.incarnation, record.version)

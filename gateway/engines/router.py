@@ -40,7 +40,7 @@ class EngineRouter:
 
     def __init__(self, session: aiohttp.ClientSession, policy: Policy, wait_s: float) -> None:
         self.session = session
-        self._policy = policy
+        self.policy = policy
         self._wait_s = wait_s
         self._changed = asyncio.Event()
         self._poll_now = asyncio.Event()
@@ -62,7 +62,7 @@ class EngineRouter:
             for engine in self.all.values()
             if engine.healthy
             and (engine.paused_since is None or now - engine.paused_since < MAX_PAUSE_S)
-            and self._policy.allows(engine.version)
+            and self.policy.allows(engine.version)
         ]
 
     def models(self) -> list[str]:

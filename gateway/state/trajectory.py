@@ -9,9 +9,11 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from gateway.engines.kv_cache import salt_of
 from gateway.state.conversation import Conversation
 from gateway.state.log import StepsRecord
 from pool.core.prompts import BrokenPrompt, full_prompt
+from pool.core.versions import Version
 from schemas import Registration, Step, StepNote, TrajectoryEnd
 from schemas.packing import ID_BYTES
 from schemas.records import Status
@@ -58,6 +60,8 @@ class TrajectoryState:
         """Held while an End waits for running calls and is written: no call may begin."""
         self.engine: str | None = None
         """URL of the engine that served the last call."""
+        self.salt: Version | None = None
+        """The salt of the first call under the newest incarnation (`gateway.engines.kv_cache`)."""
         self.last_used = 0.0
         self.read_at = time.monotonic()
         """When its records were last read from the log; other processes may have added more since."""
@@ -180,6 +184,9 @@ class TrajectoryState:
 
     def _count(self, step: Step) -> None:
         self._response_lengths[step.step_id] = len(step.response_ids) // ID_BYTES
+        salt = salt_of(step)
+        if salt is not None and (self.salt is None or self.salt.incarnation < salt.incarnation):
+            self.salt = salt
         self._next_index = max(self._next_index, step.step_index + 1)
 
     def _restore_note(self, note: StepNote) -> None:

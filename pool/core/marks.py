@@ -119,7 +119,7 @@ class PolicyMarks:
         newest = self.version_at(position)
         if newest is None or not step.segments:
             raise UnknownAge(f"step {step.step_id} does not say which version sampled it")
-        oldest = min(segment.version for segment in step.segments)
+        oldest = min(segment.oldest_version for segment in step.segments)
         if max(segment.version for segment in step.segments) > newest:
             raise UnknownAge(
                 f"step {step.step_id} claims a version newer than {newest}, "

@@ -40,7 +40,8 @@ class Row:
     behaviour: NDArray[np.float32]
     """Logprob at sampling; 0 for ids that were not sampled."""
     versions: NDArray[np.int32]
-    """Version of the weights that sampled the id; -1 for ids that were not sampled."""
+    """The oldest version of the weights that had a part in sampling the id; -1 for ids that were not
+    sampled."""
     temperatures: NDArray[np.float32]
     """Temperature at sampling; 1 for ids that were not sampled."""
     advantages: NDArray[np.float32] | None = None
@@ -182,6 +183,6 @@ def _fill(row: Row, first: int, step: "Step") -> None:
 
 
 def _versions(step: "Step", length: int) -> NDArray[np.int32]:
-    versions = np.array([segment.version for segment in step.segments], np.int32)
+    versions = np.array([segment.oldest_version for segment in step.segments], np.int32)
     firsts = [segment.first_token for segment in step.segments]
     return np.repeat(versions, np.diff(np.clip([*firsts, length], 0, length)))

@@ -39,7 +39,7 @@ FULL: list[Record] = [
         prefix_hash=-(2**63),
         response_ids=pack_ids([7, 151_645]),
         response_logprobs=pack_logprobs([-0.25, 0.0]),
-        segments=[Segment(incarnation=2, version=9, first_token=0)],
+        segments=[Segment(incarnation=2, version=9, first_token=0, kv_version=7)],
         finish_reason="tool_calls",
         sampling='{"temperature": 0.7, "top_p": 0.9}',
         model="tiny",
@@ -153,6 +153,7 @@ FULL: list[Record] = [
         created_at=1,
         topic="rewarded.other",
         groups_per_batch=32,
+        keep_kv=True,
     ),
     Decision(
         run="run-1",

@@ -63,7 +63,15 @@ def steps(draw: st.DrawFn) -> Step:
         response_ids=pack_ids(token for token, _ in response),
         response_logprobs=pack_logprobs(logprob for _, logprob in response),
         segments=draw(
-            st.lists(st.builds(Segment, incarnation=int32, version=int32, first_token=int32))
+            st.lists(
+                st.builds(
+                    Segment,
+                    incarnation=int32,
+                    version=int32,
+                    first_token=int32,
+                    kv_version=st.none() | int32,
+                )
+            )
         ),
         sampling=draw(st.text()),
         request_hash=draw(st.binary()),

@@ -44,7 +44,9 @@ def test_packed_numbers_become_arrays_and_json_becomes_objects() -> None:
     assert shown["metadata"] == {"answer": "42"}
     assert shown["sampling"] == msgspec.json.decode(step.sampling)
     assert shown["request_hash"] == "00ff"
-    assert shown["segments"] == [{"incarnation": 2, "version": 9, "first_token": 0}]
+    assert shown["segments"] == [
+        {"incarnation": 2, "version": 9, "first_token": 0, "kv_version": 7}
+    ]
     assert shown["source"] == {"partition": 3, "offset": 2**40}
 
 

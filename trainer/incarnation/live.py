@@ -8,7 +8,7 @@ It starts in this order; each step makes the next one safe:
 3. Read `policy` and `ledger`. Nobody else can add to them now.
 4. Commit `started` with the next incarnation number: from now on gateways send no calls to engines
    that hold weights of earlier incarnations. It also says how many groups a batch has, from which
-   gateways derive how many may be in flight.
+   gateways derive how many may be in flight, and whether engines keep their KV cache over updates.
 5. Join the consumer group, with the first poll.
 """
 
@@ -44,6 +44,7 @@ class LiveIncarnation(Incarnation):
         probe: Callable[[str], None],
         accept_loss: bool = False,
         groups_per_batch: int | None = None,
+        keep_kv: bool = False,
     ) -> None:
         self.group = group
         self._rules = rules
@@ -59,7 +60,9 @@ class LiveIncarnation(Incarnation):
             probe=probe,
         )
         super().__init__(connection, run, topic)
-        started = msgspec.structs.replace(self.started_record(), groups_per_batch=groups_per_batch)
+        started = msgspec.structs.replace(
+            self.started_record(), groups_per_batch=groups_per_batch, keep_kv=keep_kv
+        )
         self.write(started)
 
     def _make_assembler(self, partition: int) -> GroupAssembler:

@@ -64,10 +64,12 @@ class EngineControl:
     def label(self, timeout: float, phase: str) -> str:
         return str(self._get(phase, "/weight_info", "weight_version", timeout))
 
-    def pause(self, timeout: float) -> None:
-        """Pauses generation; running calls continue after `resume`. The route also empties the caches,
-        which is its default: no later token may be computed from keys and values of old weights."""
-        self._post("pause", "/pause?mode=keep", None, timeout)
+    def pause(self, timeout: float, keep_kv: bool = False) -> None:
+        """Pauses generation; running calls continue after `resume`. The caches are emptied, and running
+        calls computed again, so that no later token is sampled from keys and values of old weights;
+        with `keep_kv` they are not."""
+        clear_cache = str(not keep_kv).lower()
+        self._post("pause", f"/pause?mode=keep&clear_cache={clear_cache}", None, timeout)
 
     def join(self, info: dict[str, Any], timeout: float) -> None:
         self._post("join", "/init_weight_transfer_engine", {"init_info": info}, timeout)

@@ -27,6 +27,11 @@ class WeightsSettings(BaseModel):
         gt=0,
         description="approximate size of the buffers in which parameters are sent",
     )
+    keep_kv: bool = Field(
+        False,
+        description="keep the engines' KV cache over weight updates: conversations are not computed "
+        "again, but their tokens are sampled from keys and values of older weights",
+    )
     weights_look_s: Seconds = Field(3, description="seconds for an engine to report its state")
     weights_pause_s: Seconds = Field(30, description="seconds for an engine to pause")
     weights_join_s: Seconds = Field(

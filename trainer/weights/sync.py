@@ -120,7 +120,16 @@ class VersionSync:
         return False
 
     def pause(self, members: list[EngineMember]) -> list[EngineMember]:
-        return self._phase("pause", members, lambda e: e.pause(self._settings.weights_pause_s))
+        keeping = {member.engine.url for member in members if self._keeps_kv(member)}
+        timeout = self._settings.weights_pause_s
+        return self._phase("pause", members, lambda e: e.pause(timeout, e.url in keeping))
+
+    def _keeps_kv(self, member: EngineMember) -> bool:
+        """Only over updates within an incarnation: what another one left is not in the order of its
+        versions, and an engine without a label may hold anything."""
+        version = member.state.version
+        is_ours = version is not None and version.incarnation == self._version.incarnation
+        return self._settings.keep_kv and is_ours
 
     def send_to(self, group: TransferGroup) -> TransferGroup | None:
         """Sends until every member has the version or is known to have failed. Returns the group if all

@@ -1,5 +1,6 @@
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +83,12 @@ def test_the_age_splits_into_queue_age_and_in_flight_age() -> None:
 
 def test_the_oldest_segment_counts() -> None:
     assert MARKS.age(made(25, 0, 1, 2), 3) == Age(queue=1, in_flight=2)
+
+
+def test_the_oldest_keys_and_values_count() -> None:
+    kept = msgspec.structs.replace(sampled(2), kv_version=1)
+    trajectory = trajectory_of(step("s", segments=[kept]), end(), first=25)
+    assert MARKS.age(trajectory, 3) == Age(1, 1)
 
 
 def test_the_oldest_step_of_a_trajectory_counts() -> None:

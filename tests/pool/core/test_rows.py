@@ -117,6 +117,14 @@ def test_segments_give_the_version_of_each_token() -> None:
     assert row.versions.tolist() == [-1, 4, 4, 5, 6, 6]
 
 
+def test_a_token_is_as_old_as_the_keys_and_values_it_was_sampled_from() -> None:
+    kept = msgspec.structs.replace(sampled(9, first_token=1), kv_version=7)
+    (row,) = build_rows(
+        trajectory(step("a", ids=[1], response=[2, 3], segments=[sampled(7), kept]))
+    )
+    assert row.versions.tolist() == [-1, 7, 7]
+
+
 def test_the_temperature_is_that_of_the_step() -> None:
     (row,) = build_rows(
         trajectory(

@@ -52,6 +52,7 @@ class Stub:
     torn: bool = False
     faults: dict[str, str] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
+    pauses: list[str] = field(default_factory=list)
     workers: list[GlooReceiver] = field(default_factory=list)
     received: dict[int, list[tuple[str, torch.Tensor]]] = field(default_factory=dict)
     weights: dict[int, Json] = field(default_factory=dict)
@@ -63,12 +64,13 @@ class Stub:
         answers: dict[str, Json] = {
             "/is_paused": {"is_paused": self.paused},
             "/get_world_size": {"world_size": self.world_size},
-            "/stub/seen": {"seen": self.seen},
+            "/stub/seen": {"seen": self.seen, "pauses": self.pauses},
             "/stub/weights": {"weights": [self.weights[rank] for rank in sorted(self.weights)]},
         }
         return answers[path]
 
     def post(self, path: str, body: Json) -> Json:
+        path, _, query = path.partition("?")
         if path == "/stub/fault":
             self.faults[body["phase"]] = body["kind"]
         elif path == "/update_weight_version":
@@ -76,6 +78,8 @@ class Stub:
         else:
             phase = PHASES[path]
             self.seen.append(phase)
+            if phase == "pause":
+                self.pauses.append(query)
             self.trouble(phase)
             getattr(self, phase)(body)
         return {}
@@ -172,7 +176,7 @@ def serve(port: int, world_size: int) -> None:
         def do_POST(self) -> None:
             length = int(self.headers.get("content-length", 0))
             body = json.loads(self.rfile.read(length) or b"{}")
-            self.answer(lambda: stub.post(self.path.partition("?")[0], body))
+            self.answer(lambda: stub.post(self.path, body))
 
         def answer(self, make: Any) -> None:
             try:
@@ -229,6 +233,10 @@ class StubEngine:
 
     def seen(self) -> list[str]:
         return list(self._ask("/stub/seen")["seen"])
+
+    def cleared_caches(self) -> list[bool]:
+        """Whether it emptied its caches, for every time that it was paused."""
+        return ["clear_cache=true" in query for query in self._ask("/stub/seen")["pauses"]]
 
     def weights(self) -> list[dict[str, float]]:
         """Of each worker."""

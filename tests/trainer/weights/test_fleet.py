@@ -97,6 +97,25 @@ def test_the_group_is_kept_for_the_next_version(model: Model, pair: list[StubEng
         check_serves(engine, model, SECOND)
 
 
+def test_every_update_empties_the_caches_by_default(model: Model, pair: list[StubEngine]) -> None:
+    weights = opened(model, *pair)
+    for version in (FIRST, SECOND):
+        weights.sync(version)
+    assert [engine.cleared_caches() for engine in pair] == [[True, True]] * 2
+
+
+def test_keys_and_values_are_kept_over_the_updates_of_one_incarnation(
+    model: Model, pair: list[StubEngine]
+) -> None:
+    weights = opened(model, *pair, keep_kv=True)
+    for version in (FIRST, SECOND):
+        weights.sync(version)
+    successor = opened(model, *pair, keep_kv=True)
+    successor.sync(Version(2, 2))
+    # The engines began with weights of no trainer, and a successor may have gone back.
+    assert [engine.cleared_caches() for engine in pair] == [[True, False, True]] * 2
+
+
 def test_bytes_are_those_of_the_parameters_and_tied_ones_count_once(
     model: Model, pair: list[StubEngine]
 ) -> None:
