@@ -66,7 +66,8 @@ def log(kafka: local_kafka.Broker) -> Connection:
         submit(log, group("old", version=0))
         run.next_batch(2)
         _until_decided(log, "old-0", "few-0", "val-0")
-        submit(log, group("half", size=4)[:6])
+    # Only now, since a running decider would soon find it stale.
+    submit(log, group("half", size=4)[:6])
     write(log, STEPS, group("unscored"))
     (began,) = write(log, STEPS, group("begun")[:1])
     register(log, "begun-0", "begun", began)
