@@ -26,7 +26,9 @@ def learner_of(kind: str) -> Learner:
 
 def batch_of(kind: str, seed: int) -> Batch:
     """Without its kernels a state space takes a moment for every id."""
-    return small.batch(3 if kind == "Mamba" else 8, seed)
+    if kind == "Mamba":
+        return small.batch(3, seed)
+    return small.branched_batch(seed) if seed % 2 else small.batch(8, seed)
 
 
 def train(kind: str) -> tuple[Learner, list[dict[str, float]]]:
