@@ -36,8 +36,26 @@ def batch_of(sizes: "np.ndarray[Any, Any]", vocabulary: int, seed: int = 0) -> A
     )
 
 
-def _row(size: int, vocabulary: int, rng: np.random.Generator) -> Row:
-    sampled = np.arange(size) >= max(int(size * PROMPT_SHARE), 1)
+def batch_of_groups(
+    groups: int, size: int, prompt: int, answer: int, vocabulary: int, seed: int = 0
+) -> Any:
+    """Groups of rows that share their prompt, and nothing else."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for group in range(groups):
+        rows = [_row(prompt + answer, vocabulary, rng, prompt) for _ in range(size)]
+        for row in rows[1:]:
+            row.ids[:prompt] = rows[0].ids[:prompt]
+        samples += [Sample(f"{group}-{n}", group, 0.0, False, (row,)) for n, row in enumerate(rows)]
+    advantages = rng.normal(size=len(samples)).tolist()
+    return SimpleNamespace(
+        version=4, seed=seed, groups=groups, samples=samples, advantages=advantages
+    )
+
+
+def _row(size: int, vocabulary: int, rng: np.random.Generator, prompt: int | None = None) -> Row:
+    first = max(int(size * PROMPT_SHARE), 1) if prompt is None else prompt
+    sampled = np.arange(size) >= first
     likely = np.float32(-np.log(vocabulary))
     return Row(
         ids=rng.integers(0, vocabulary, size).astype(np.int32),
