@@ -4,7 +4,7 @@
 
 Every rank has a Learner and the whole batch, and trains its share of the packs; all run the same number
 of forward passes. The same state and the same batch give the same weights, in a single CPU
-process bit for bit; `state` contains everything that this depends on.
+process bit for bit; `learner_state.py` names everything that this depends on.
 """
 
 import time
@@ -21,6 +21,8 @@ from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
 from trainer.algorithm.statistics import PackStatistics
 from trainer.model import loading
+from trainer.model.exported_folder import write_folder
+from trainer.model.initial_weights import InitialWeights
 from trainer.model.minibatches import BatchSplitter, Minibatch, TrainingPack, work_metrics
 from trainer.model.mode_search import find_execution_mode
 from trainer.model.pack import Pack, make_pack
@@ -55,11 +57,13 @@ class Learner:
         reference: Any = None,
         device: Any = None,
         shard: bool = False,
+        folder: Path | None = None,
     ) -> None:
         """`causal` is a float32 transformers model, with adapters if they are trained. `reference` is
         another one, if the loss needs it and there are no adapters. `shard` shards even a single
-        rank."""
+        rank. `folder` has the weights of models whose parameters are on the meta device."""
         self.settings, self.loss, self.execution = settings, loss, execution
+        self._folder = folder
         self.ranks, self.device = Ranks(), device or device_of_rank()
         self.dtype = _dtype(settings, self.device)
         if settings.deterministic:
@@ -81,12 +85,12 @@ class Learner:
     ) -> Self:
         """Loads a model from a Hugging Face folder; under torchrun, joins the other ranks."""
         join()
-        causal = loading.load(folder)
+        causal = loading.build(folder)
         if settings.lora_rank:
             loading.add_lora(causal, settings.lora_rank, settings.lora_alpha, settings.lora_targets)
         needs_second_model = loss.needs_reference and not settings.lora_rank
-        reference = loading.load(folder) if needs_second_model else None
-        return cls(causal, settings, loss, execution, reference=reference)
+        reference = loading.build(folder) if needs_second_model else None
+        return cls(causal, settings, loss, execution, reference=reference, folder=Path(folder))
 
     def adopt(self, settings: LearnerSettings, loss: LossSettings) -> None:
         """Continues with the settings that a Decision records. Settings that the model is built with
@@ -135,38 +139,17 @@ class Learner:
     def export(self, model_folder: str | Path, target: Path, dtype: torch.dtype) -> None:
         """Writes a Hugging Face folder; other files than weights are copied from the model's folder."""
         source, writes = self.weights(dtype), self.ranks.rank == 0
-        loading.export(source, self.model.causal, model_folder, target, writes)
-
-    def state(self) -> dict[str, Tensor]:
-        """Full tensors on the CPU, so that any number of ranks can continue; empty except on rank 0."""
-        random = {"random.cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            random["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        state = {"steps": torch.tensor(self.steps), **random}
-        for name, weight in self.trained.parameters.items():
-            state[f"weight.{name}"] = self._to_cpu(weight)
-            for field, value in self.optimiser.state[weight].items():
-                state[f"optimiser.{field}.{name}"] = self._to_cpu(value)
-        return state if self.ranks.rank == 0 else {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Every rank passes the full state."""
-        self.steps = int(state["steps"])
-        torch.set_rng_state(state["random.cpu"])
-        if self.device.type == "cuda" and "random.cuda" in state:
-            torch.cuda.set_rng_state(state["random.cuda"], self.device)
-        for name, weight in self.trained.parameters.items():
-            _restore(weight, state[f"weight.{name}"])
-            self.optimiser.state[weight].clear()
-            for field in ("step", "exp_avg", "exp_avg_sq"):
-                if f"optimiser.{field}.{name}" in state:
-                    saved = state[f"optimiser.{field}.{name}"]
-                    self.optimiser.state[weight][field] = _like(saved, weight, field, self.device)
-        self.trained.publish()
+        write_folder(source, self.model.causal, Path(model_folder), target, writes)
 
     def _place(self, causal: Any, shard: bool) -> tuple[PackedModel, TrainedParameters]:
+        def read_weights() -> None:
+            if self._folder is not None:
+                InitialWeights(self._folder, causal).read()
+
         model = PackedModel(loading.prepare(causal), fp32_head=self.settings.fp32_head)
-        trained = place_model(model, self.dtype, self.device, self.ranks, shard=shard)
+        trained = place_model(
+            model, self.dtype, self.device, self.ranks, shard=shard, read_weights=read_weights
+        )
         model.mode = find_execution_mode(model, self.dtype, self.device)
         for weight in trained.parameters.values():
             weight.grad = None  # the search has run a backward pass
@@ -228,10 +211,6 @@ class Learner:
         norm = torch.nn.utils.clip_grad_norm_(weights, self.settings.grad_clip)
         return gather(norm)
 
-    def _to_cpu(self, value: Tensor) -> Tensor:
-        full = gather(value)
-        return full.to("cpu", copy=True) if self.ranks.rank == 0 else full
-
 
 def _dtype(settings: LearnerSettings, device: Any) -> Any:
     if settings.dtype == "auto":
@@ -255,18 +234,3 @@ def _make_optimiser(trained: TrainedParameters, settings: LearnerSettings, devic
 def _decay(settings: LearnerSettings, weights: list[Tensor]) -> float:
     """Norms and biases have no weight decay."""
     return settings.weight_decay if weights[0].ndim > 1 else 0.0
-
-
-def _restore(weight: Tensor, saved: Tensor) -> None:
-    with torch.no_grad():
-        weight.copy_(_like(saved, weight, "weight", weight.device))
-
-
-def _like(saved: Tensor, weight: Tensor, field: str, device: Any) -> Tensor:
-    """The saved tensor on the device, sharded like the weight. AdamW's step counter is not sharded."""
-    if field == "step":
-        return saved.to(device)
-    mesh = getattr(weight, "device_mesh", None)
-    if mesh is None:
-        return saved.to(device, copy=True)
-    return torch.distributed.tensor.distribute_tensor(saved.to(device), mesh, weight.placements)

@@ -31,6 +31,7 @@ from trainer.incarnation.base import Incarnation, now_ms
 from trainer.progress.reporter import ProgressReporter
 from trainer.progress.run_status import StepReport
 from trainer.rank_orders import RankOrders, TrainOrder
+from trainer.saving import Saving
 from trainer.settings import TrainSettings
 from trainer.training import DecisionTraining, TrainingResult
 from trainer.weights.engine import EngineCallFailed
@@ -75,7 +76,7 @@ class TrainingLoop:
         self._progress = progress
         self._stop = stop
         self._probe = probe
-        self._saved_version = training.version
+        self._saving = Saving(settings.checkpoint_every, training, decider, orders, progress)
         self._unpublished: list[tuple[Decision, TrainingResult]] = []
         """Trained Decisions whose Outcome is not written yet."""
         self._engines: Sequence[str] = ()
@@ -93,11 +94,10 @@ class TrainingLoop:
                         self._train(decision)
                     self._publish()
                 self._report(decision)
-                self._save_if_due()
+                self._saving.save_if_due()
         except (Stopped, RangeEnded):
             pass
-        if self._training.version > self._saved_version:
-            self._save()
+        self._saving.finish()
         self._orders.send("stop")
 
     def _span(self, name: str, version: int, **attributes: Any) -> Span:
@@ -195,6 +195,7 @@ class TrainingLoop:
         return True
 
     def _check_while_waiting(self) -> None:
+        self._saving.note_complete()
         self._orders.send("catch_up")
         report = self._fleet.catch_up()
         if report is not None:
@@ -267,7 +268,7 @@ class TrainingLoop:
         self._note_engines(report)
         return report.is_complete
 
-    # Reporting and saving
+    # Reporting
 
     def _note_engines(self, report: SyncReport) -> None:
         self._engines = report.engines
@@ -293,18 +294,6 @@ class TrainingLoop:
                 ages=statistics.ages,
             )
         )
-
-    def _save_if_due(self) -> None:
-        due = self._training.version - self._saved_version >= self._settings.checkpoint_every
-        if due or self._decider.checkpoint_is_due():
-            self._save()
-
-    def _save(self) -> None:
-        with self._progress.phase("checkpointing"):
-            self._orders.send("save")
-            self._training.save()
-        self._saved_version = self._training.version
-        self._decider.note_checkpoint(self._saved_version)
 
 
 def _log_decision(decision: Decision) -> None:

@@ -79,7 +79,10 @@ def execute_orders(
                 training.learner.logprobs(np.frombuffer(order.content, np.int32))
             case "save":
                 training.save()
+            case "export":
+                training.export_model()
             case "stop":
+                training.writer.wait()
                 return
 
 

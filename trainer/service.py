@@ -19,7 +19,7 @@ from servicekit.process import listen, start_logging, stop_on_signals
 from servicekit.tokenizer import TokenizerFolder
 from trainer import http
 from trainer.algorithm.settings import LossSettings
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.folder import Checkpoints
 from trainer.data.batch import AgeLimits
 from trainer.decisions.decider import Decider
 from trainer.decisions.judge import Judge

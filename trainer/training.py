@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from pool.connection import Connection
 from pool.core.groups import Group
 from pool.core.ledger import GroupId
@@ -12,11 +14,13 @@ from pool.readers.decision_batch import read_groups
 from schemas import Decision
 from servicekit import tracing
 from servicekit.spans import Span
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.folder import Checkpoints
+from trainer.checkpoints.writer import CheckpointWriter
 from trainer.data.batch import make_batch, trained_groups
 from trainer.data.batch_metrics import batch_metrics
 from trainer.data.digest import digest
 from trainer.learner import Learner
+from trainer.learner_state import restore_state, state_tensors
 from trainer.machine import describe_machine
 from trainer.recorded_settings import decode_settings
 
@@ -54,6 +58,7 @@ class DecisionTraining:
         self._codec = connection.codec()
         self._checkpoints = checkpoints
         self._description = description
+        self.writer = CheckpointWriter(checkpoints, learner.ranks, incarnation)
         self._probe = probe
         self._incarnation = incarnation
 
@@ -106,19 +111,33 @@ class DecisionTraining:
         }
 
     def save(self) -> None:
-        """Writes a checkpoint of the present version. All ranks take part; rank 0 writes."""
-        state = self.learner.state()
-        if self.learner.ranks.rank == 0:
-            description = {"version": self.version, **self._description}
-            self._checkpoints.save(self.version, state, description)
+        """Copies the present version and begins to write its checkpoint. All ranks take part; an
+        earlier checkpoint is completed first."""
+        description = {"version": self.version, **self._description}
+        self.writer.start(self.version, state_tensors(self.learner), description)
 
     def restore(self, below: float = math.inf) -> None:
         """Loads the newest checkpoint of a version below the given one, if there is one."""
         earlier = [version for version in self._checkpoints.versions() if version < below]
         version = max(earlier, default=None)
         if version is not None:
-            self.learner.load_state(self._checkpoints.load(version))
+            restore_state(self.learner, self._checkpoints.open(version))
             self.version = version
+
+    def is_model_due(self) -> bool:
+        """Whether the present version has been trained, but not been written as a Hugging Face
+        folder."""
+        return self.version not in (0, self._checkpoints.exported_version())
+
+    def export_model(self) -> None:
+        """Writes the present version as the run's Hugging Face folder. All ranks take part."""
+        is_first = self.learner.ranks.rank == 0
+        if is_first:
+            self._checkpoints.clear_unfinished()
+        unfinished = self._checkpoints.unfinished_model
+        self.learner.export(self._description["model"], unfinished, torch.bfloat16)
+        if is_first:
+            self._checkpoints.complete_model(self.version, self._description["run"])
 
 
 def _traces(groups: Sequence[Group]) -> list[str]:

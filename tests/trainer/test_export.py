@@ -7,8 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from servicekit.errors import Fatal
+from tests.trainer.saved import save
 from trainer.algorithm.settings import LossSettings
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.folder import Checkpoints
 from trainer.export import export
 from trainer.learner import Learner
 from trainer.model.settings import LearnerSettings
@@ -24,7 +25,7 @@ def checkpoints(tiny_model: Path, tmp_path: Path) -> Path:
         for weight in learner.trained.parameters.values():
             weight.add_(0.25)
     about = {"model": str(tiny_model), "loss": loss.model_dump(), "learner": learning.model_dump()}
-    Checkpoints(tmp_path / "checkpoints", "run", keep=1).save(3, learner.state(), about)
+    save(Checkpoints(tmp_path / "checkpoints", "run", keep=1), 3, learner, about)
     return tmp_path / "checkpoints"
 
 

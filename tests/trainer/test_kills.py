@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from pool import topics
 from pool.connection import Connection
@@ -14,7 +13,8 @@ from schemas import PolicyVersion
 from tests.pool.log import committed, records
 from tests.trainer.agents import RUN, submit_groups
 from tests.trainer.decisions.live_run import decisions
-from tests.trainer.trainer_process import TrainerProcess, settings_of
+from tests.trainer.saved import whole_tensors
+from tests.trainer.trainer_process import DURING_WRITE, TrainerProcess, settings_of
 from tests.trainer.weights.stub_engine import StubEngine, running_stubs
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -29,6 +29,7 @@ GAPS = [
     ("live", 3),
     ("checkpoint written", 1),
     ("checkpoint renamed", 1),
+    (DURING_WRITE, 1),
     ("produced", 4),
     ("offsets sent", 5),
 ]
@@ -43,9 +44,7 @@ def log(connection: Connection) -> Connection:
 
 
 def weights(folder: Path, version: int) -> dict[str, Any]:
-    place = folder / "checkpoints" / RUN / f"{version:08}" / "state.safetensors"
-    tensors: dict[str, Any] = load_file(place)
-    return tensors
+    return whole_tensors(folder / "checkpoints" / RUN / f"{version:08}")
 
 
 def check_engine(engine: StubEngine, trained: dict[str, Any]) -> None:

@@ -1,18 +1,25 @@
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from pool.core.rows import Row
+from servicekit.errors import Fatal
 from tests.trainer.model import small
 from tests.trainer.model.test_packed import models, padded_logprobs
+from tests.trainer.saved import save
 from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
+from trainer.checkpoints.folder import Checkpoints
+from trainer.checkpoints.saved_state import SavedState
 from trainer.data.batch import Batch
 from trainer.data.sample import Sample
 from trainer.learner import Learner
+from trainer.learner_state import restore_state, state_tensors
 from trainer.model.settings import ExecutionSettings, LearnerSettings
 
 CPU = torch.device("cpu")
@@ -203,12 +210,12 @@ def test_two_runs_from_the_same_state_give_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_restored_learner_goes_on_bit_for_bit(dtype: str) -> None:
+def test_a_restored_learner_goes_on_bit_for_bit(tmp_path: Path, dtype: str) -> None:
     one = learner(dtype=dtype, warmup=4)
     one.step(small.batch(seed=1))
-    state = one.state()
+    saved = save(Checkpoints(tmp_path, "run", keep=1), 1, one)
     other = learner(dtype=dtype, warmup=4)
-    other.load_state(state)
+    restore_state(other, SavedState(saved))
     assert torch.equal(weights_of(other), weights_of(one))
     told = [made.step(small.batch(seed=2)) for made in (one, other)]
     assert torch.equal(weights_of(other), weights_of(one))
@@ -217,14 +224,24 @@ def test_a_restored_learner_goes_on_bit_for_bit(dtype: str) -> None:
     assert told[0] == told[1]
 
 
-def test_a_state_does_not_change_with_the_learner() -> None:
-    made = learner()
-    made.step(small.batch())
-    state = {name: tensor.clone() for name, tensor in made.state().items()}
-    kept = made.state()
-    made.step(small.batch())
-    assert all(torch.equal(kept[name], tensor) for name, tensor in state.items())
-    assert set(state) >= {"steps", "random.cpu"}
+def test_a_checkpoint_of_earlier_releases_is_restored(tmp_path: Path) -> None:
+    """Their checkpoints were one file with whole tensors."""
+    one = learner()
+    one.step(small.batch(seed=1))
+    save_file(state_tensors(one), tmp_path / "state.safetensors")
+    other = learner()
+    restore_state(other, SavedState(tmp_path))
+    assert torch.equal(weights_of(other), weights_of(one))
+    for made in (one, other):
+        made.step(small.batch(seed=2))
+    assert torch.equal(weights_of(other), weights_of(one))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    saved = save(Checkpoints(tmp_path, "run", keep=1), 1, learner())
+    larger = learner(small.model(hidden_size=48))
+    with pytest.raises(Fatal, match=r"does not fit the model: .* \(96, 32\) there and \(96, 48\)"):
+        restore_state(larger, SavedState(saved))
 
 
 def test_small_steps_are_not_lost_in_bf16() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from pool import topics
 from pool.connection import Connection
@@ -17,6 +16,7 @@ from schemas import Outcome
 from tests.conftest import free_port
 from tests.pool.log import committed
 from tests.trainer.agents import RUN, submit_groups
+from tests.trainer.saved import whole_tensors
 from tests.trainer.trainer_process import TrainerProcess, settings_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -40,9 +40,7 @@ def torchrun(settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    place = folder / "checkpoints" / RUN / f"{VERSIONS:08}" / "state.safetensors"
-    tensors: dict[str, Any] = load_file(place)
-    return {name: tensor for name, tensor in tensors.items() if name.startswith("weight.")}
+    return whole_tensors(folder / "checkpoints" / RUN / f"{VERSIONS:08}", "weight.")
 
 
 def outcomes(log: Connection) -> list[Outcome]:

@@ -12,6 +12,7 @@ FOLDERS = (
     "decisions",
     "incarnation",
     "progress",
+    "checkpoints",
     "model",
     "weights",
     "data",

@@ -7,6 +7,7 @@ every trainer is forked from there: a process of its own, which SIGKILL ends lik
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -19,6 +20,7 @@ context: ForkServerContext = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["trainer.service", "transformers.models.qwen2.modeling_qwen2"])
 
 WAIT_S = 120.0
+DURING_WRITE = "trained while a checkpoint is written"
 
 
 class TrainerProcess:
@@ -70,6 +72,11 @@ def _run_trainer(settings: dict[str, Any], die: tuple[str, int] | None) -> None:
 
     def probe(stage: str) -> None:
         seen[stage] = seen.get(stage, 0) + 1
+        if die == (DURING_WRITE, 1):
+            if stage == "checkpoint written":
+                threading.Event().wait()  # this thread writes; it never comes to renaming
+            stage = DURING_WRITE if stage == "trained" and "checkpoint written" in seen else stage
+            seen[stage] = 1
         if (stage, seen[stage]) == die:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,42 +1,58 @@
-"""Loads models from Hugging Face folders, adds LoRA adapters, and writes weights back.
+"""Builds models from Hugging Face folders, adds LoRA adapters, and gives out the trained weights.
 
-Weights are exported with adapters merged, under the names that the model's own checkpoints use, so that
-an engine that can load the folder accepts them.
+Weights leave with adapters merged, under the names that the model's own checkpoints use, so that an
+engine that can load the folder accepts them.
 """
 
-import copy
 import re
-import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.utils import logging as transformers_logging
 
 from servicekit.distribution import install_command
 from servicekit.errors import Fatal
+from trainer.model.initial_weights import ADAPTED, ADAPTER
 from trainer.model.sharding import TrainedParameters, gather
 from trainer.weights.source import Parameter
 
 Tensor = Any
-
-WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}
-ADAPTER = ".lora_"
 
 
 class MissingPackage(Fatal):
     """An optional package is needed but not installed."""
 
 
-def load(folder: str | Path) -> Any:
-    """Loads a causal model in float32 on the CPU, with all weights trainable."""
-    transformers_logging.disable_progress_bar()  # the trainer shows its own progress
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
-    return prepare(model)
+def build(folder: str | Path) -> Any:
+    """Builds the causal model of a folder in float32 without its weights: parameters are on the meta
+    device, and buffers, such as the frequencies of positions, have their values."""
+    config = AutoConfig.from_pretrained(str(folder))
+    if getattr(config, "quantization_config", None):
+        raise Fatal(
+            f"model {folder} is quantized, and quantized weights cannot be trained; "
+            "use the folder of the model that it was made from"
+        )
+    with _parameters_on_meta():
+        return prepare(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: Any, name: str, parameter: Any) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    with patch.object(nn.Module, "register_parameter", register_on_meta):
+        yield
 
 
 def prepare(model: Any) -> Any:
@@ -53,6 +69,7 @@ def add_lora(model: Any, rank: int, alpha: float, targets: Sequence[str] | str) 
     """Adds LoRA adapters to the target modules and freezes all other weights."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
     except ImportError as error:
         raise MissingPackage(
             f"LoRA needs peft: {install_command('lora')}, or set lora_rank to 0"
@@ -60,7 +77,20 @@ def add_lora(model: Any, rank: int, alpha: float, targets: Sequence[str] | str) 
     model.requires_grad_(False)
     target_modules = targets if isinstance(targets, str) else list(targets)
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=target_modules, lora_dropout=0.0)
-    inject_adapter_in_model(config, model)
+    inject_adapter_in_model(config, model, low_cpu_mem_usage=True)
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            _initialise(module)
+
+
+def _initialise(adapter: Any) -> None:
+    """Gives an adapter on the meta device its values, the same for a seed as peft does elsewhere. It is
+    small, so each rank makes it whole, which gives the same values on any number of ranks."""
+    for kind in adapter.adapter_layer_names:
+        layers = getattr(adapter, kind).to_empty(device="cpu")
+        for layer in layers.children():
+            layer.reset_parameters()
+    adapter.reset_lora_parameters("default", init_lora_weights=True)
 
 
 class TrainedWeights:
@@ -115,38 +145,8 @@ class TrainedWeights:
         return weight.float() + self._scalings[module] * (up @ down)
 
     def _as_saved(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        plain = {name.replace(".base_layer.", "."): weight for name, weight in weights.items()}
+        plain = {name.replace(ADAPTED, "."): weight for name, weight in weights.items()}
         return dict(revert_weight_conversion(self._causal, plain))
-
-
-def export(
-    source: TrainedWeights, causal: Any, model_folder: str | Path, target: Path, writes: bool = True
-) -> None:
-    """Writes the weights as a Hugging Face folder. Every rank has to call it; one of them writes."""
-    weights: dict[str, Tensor] = {}
-    for name, weight in source:
-        if writes:
-            weights[name] = weight.to("cpu", copy=True).contiguous()
-    if not writes:
-        return
-    from huggingface_hub import save_torch_state_dict
-
-    target.mkdir(parents=True, exist_ok=True)
-    config = copy.deepcopy(causal.config)
-    config.dtype = next(iter(weights.values())).dtype
-    config.architectures = [type(causal).__name__]
-    config.save_pretrained(target)
-    save_torch_state_dict(weights, target)
-    _copy_other_files(Path(model_folder), target)
-
-
-def _copy_other_files(model_folder: Path, target: Path) -> None:
-    """Copies tokenizer, chat template and generation defaults: files that are neither weights nor
-    present."""
-    for file in sorted(model_folder.iterdir()):
-        is_weights = file.suffix in WEIGHTS or file.name.endswith(".index.json")
-        if file.is_file() and not is_weights and not (target / file.name).exists():
-            shutil.copy2(file, target / file.name)
 
 
 def _scalings(causal: Any) -> dict[str, float]:

@@ -9,6 +9,7 @@ Gradients of ranks are summed, not averaged: token weights already refer to the 
 """
 
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -94,7 +95,7 @@ class MasterWeights:
     def __init__(self, model: nn.Module, dtype: Any) -> None:
         self._copies = trainable_parameters(model)
         self.parameters = {
-            name: nn.Parameter(copy.detach().float().clone()) for name, copy in self._copies.items()
+            name: nn.Parameter(copy.detach().float()) for name, copy in self._copies.items()
         }
         # Parameters only: buffers, such as the position frequencies, must stay float32.
         for parameter in model.parameters():
@@ -108,13 +109,23 @@ class MasterWeights:
 
 
 def place_model(
-    model: PackedModel, dtype: Any, device: Any, ranks: Ranks, *, shard: bool
+    model: PackedModel,
+    dtype: Any,
+    device: Any,
+    ranks: Ranks,
+    *,
+    shard: bool,
+    read_weights: Callable[[], None] = lambda: None,
 ) -> TrainedParameters:
-    """Moves a float32 model to its device, sharded if there are several ranks."""
-    if shard or ranks.world > 1:
+    """Moves a float32 model to its device, sharded if there are several ranks. If its parameters are on
+    the meta device, `read_weights` has to give them their values."""
+    is_sharded = shard or ranks.world > 1
+    if is_sharded:
         _shard(model, dtype, device)
+    _move(model, device)
+    read_weights()
+    if is_sharded:
         return ShardedWeights(model)
-    model.to(device)
     return OwnWeights(model) if dtype == torch.float32 else MasterWeights(model, dtype)
 
 
@@ -128,13 +139,27 @@ def gather(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+def _move(model: PackedModel, device: Any) -> None:
+    """Moves a model to its device, where parameters from the meta device get memory, but no values."""
+
+    def move(tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+
+    # With this switch parameters stay the same objects, so that tied ones stay tied.
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model._apply(move)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)
+
+
 def _shard(model: PackedModel, dtype: Any, device: Any) -> None:
     mesh = dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),))
     # Inputs are not cast: temperatures and positions must not become bf16.
     precision = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # This also moves the weights, layer by layer, so that no rank ever holds the whole model.
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)

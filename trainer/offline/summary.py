@@ -11,6 +11,7 @@ from pool.readers.reader import read_records
 from pool.topics import LEDGER
 from schemas import Decision, Outcome
 from servicekit.drawing import format_duration
+from trainer.checkpoints.folder import MODEL
 
 
 class OfflineSummary:
@@ -62,6 +63,7 @@ class OfflineSummary:
         if self.version:
             lines += [
                 f"  checkpoint    {checkpoints / run}",
+                f"  model         {checkpoints / run / MODEL} (Hugging Face)",
                 f"  export it     steplog export --run {run} --checkpoints {checkpoints} --into FOLDER",
             ]
         return "\n".join(lines)

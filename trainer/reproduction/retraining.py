@@ -16,8 +16,9 @@ from rich.progress import track
 
 from schemas import Decision, Outcome
 from servicekit.errors import Fatal
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.folder import Checkpoints
 from trainer.learner import Learner
+from trainer.learner_state import weight_key
 from trainer.machine import describe_machine, is_bit_exact
 from trainer.model.settings import ExecutionSettings, LearnerSettings
 from trainer.recorded_settings import decode_execution, decode_settings, initial_seed
@@ -140,16 +141,8 @@ def _make_training(
     learner = Learner.from_folder(start.model, learner_settings[0], loss, execution)
     training = DecisionTraining(settings, learner, start.checkpoints, {})
     if start.version:
-        _restore(training, settings.version, start)
+        training.restore(settings.version)
     return training
-
-
-def _restore(training: DecisionTraining, below: int, start: StartingPoint) -> None:
-    try:
-        training.restore(below)
-    except (KeyError, RuntimeError) as error:
-        path = start.checkpoints.path(start.version)
-        raise Fatal(f"checkpoint {path} does not fit the model in {start.model}") from error
 
 
 def _compare(
@@ -176,9 +169,9 @@ def _compare(
 
 
 def _differing_weights(learner: Learner, start: StartingPoint, version: int) -> int:
-    saved, ours = start.checkpoints.load(version), learner.state()
+    saved = start.checkpoints.open(version)
+    ours = {weight_key(name): weight for name, weight in learner.trained.parameters.items()}
     return sum(
-        name not in saved or not saved[name].equal(tensor)
-        for name, tensor in ours.items()
-        if name.startswith("weight.")
+        key not in saved.shapes or not saved.read(key).equal(weight.detach().cpu())
+        for key, weight in ours.items()
     )

@@ -21,8 +21,14 @@ def learner(causal: Any, **settings: Any) -> Learner:
     )
 
 
+def loaded(folder: Path, **settings: Any) -> Learner:
+    return Learner.from_folder(
+        folder, LearnerSettings(learning_rate=1e-2, **settings), LossSettings()
+    )
+
+
 def test_a_folder_is_loaded_in_float32(tiny_model: Path) -> None:
-    causal = loading.load(tiny_model)
+    causal = loaded(tiny_model).model.causal
     assert {weight.dtype for weight in causal.parameters()} == {torch.float32}
     assert causal.training
 
@@ -34,7 +40,7 @@ def test_there_is_no_dropout() -> None:
 
 
 def test_weights_leave_under_the_names_of_the_checkpoint(tiny_model: Path) -> None:
-    made = learner(loading.load(tiny_model))
+    made = loaded(tiny_model)
     source = made.weights(torch.bfloat16)
     sent = dict(source)
     assert [(p.name, p.dtype, p.shape) for p in source.metadata()] == [
@@ -64,7 +70,7 @@ def test_masters_are_sent_not_their_bf16_copies() -> None:
 
 
 def test_an_exported_folder_is_a_model_with_its_tokenizer(tiny_model: Path, tmp_path: Path) -> None:
-    made = learner(loading.load(tiny_model))
+    made = loaded(tiny_model)
     made.step(small.batch())
     made.export(tiny_model, tmp_path / "out", torch.float32)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from pool import topics
 from pool.connection import Connection
@@ -13,6 +12,7 @@ from pool.topics import LEDGER
 from tests.pool.log import records
 from tests.trainer.offline.history import offline, write_history
 from tests.trainer.offline.test_decider import told
+from tests.trainer.saved import whole_tensors
 from tests.trainer.trainer_process import TrainerProcess
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -30,8 +30,7 @@ GAPS = [
 
 def weights(folder: Path, run: str) -> dict[str, Any]:
     *_, newest = sorted((folder / "checkpoints" / run).glob("0*"))
-    tensors: dict[str, Any] = load_file(newest / "state.safetensors")
-    return tensors
+    return whole_tensors(newest)
 
 
 @pytest.mark.timeout(900)

@@ -33,6 +33,7 @@ def test_a_range_is_trained_to_its_end_without_a_group_and_without_engines(
     assert said is not None and "run again has read its whole range" in said
     assert "5 train, 1 no_variance" in said and "20 train, 4 no_variance" in said
     assert f"steplog export --run again --checkpoints {tmp_path / 'checkpoints'}" in said
+    assert (tmp_path / "checkpoints" / "again" / "model" / "config.json").is_file()
 
     policy = [r for r in committed(connection, POLICY) if isinstance(r, PolicyVersion)]
     phases = [("started", 0)] + [(p, v) for v in range(4) for p in ("opened", "live")]

@@ -25,6 +25,7 @@ from steplog import cli
 from steplog.kafka import local_kafka
 from tests.pool.log import messages, records, write
 from tests.trainer.agents import RUN, submit_groups
+from tests.trainer.saved import whole_tensors
 from tests.trainer.trainer_process import settings_of
 from trainer.reproduction.command import replay_step
 from trainer.reproduction.comparison import MetricComparison
@@ -102,7 +103,7 @@ def test_a_version_comes_out_bit_for_bit_from_an_older_checkpoint(
     assert all(one["recorded"] == one["reproduced"] for one in again["metrics"].values())
     assert again["other_weights"] == 0
     written = load_file(tmp_path / "again" / "model.safetensors")
-    saved = load_file(lived.checkpoints / RUN / f"{4:08}" / "state.safetensors")
+    saved = whole_tensors(lived.checkpoints / RUN / f"{4:08}")
     name = "model.embed_tokens.weight"
     assert written[name].equal(saved[f"weight.causal.{name}"])
 
