@@ -96,7 +96,8 @@ def _initialise(adapter: Any) -> None:
 class TrainedWeights:
     """All weights of a model, unsharded, as `weights/` sends them; taken from the float32 masters.
 
-    Every rank has to iterate, since shards are gathered; only one layer is gathered at a time.
+    Every rank has to iterate, since shards are gathered; only one layer is gathered at a time. Shards
+    are cast before they are gathered, which gives the same values with half of the traffic.
     """
 
     def __init__(self, causal: Any, trained: TrainedParameters, dtype: torch.dtype) -> None:
@@ -118,7 +119,7 @@ class TrainedWeights:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for names in self._groups():
-            merged = {name: self._merged(name).to(self._dtype) for name in names}
+            merged = {name: self._merged(name) for name in names}
             yield from self._as_saved(merged).items()
 
     def _groups(self) -> list[list[str]]:
@@ -134,15 +135,15 @@ class TrainedWeights:
         return torch.empty(self._weights[name].shape, dtype=self._dtype, device="meta")
 
     def _merged(self, name: str) -> Tensor:
-        weight = gather(self._weights[name])
+        weight = self._weights[name]
         module, _, _ = name.rpartition(".base_layer.weight")
         if module not in self._scalings:
-            return weight
+            return gather(weight.to(self._dtype))
         down, up = (
             gather(self._weights[f"{module}.lora_{which}.default.weight"]).float()
             for which in ("A", "B")
         )
-        return weight.float() + self._scalings[module] * (up @ down)
+        return (gather(weight).float() + self._scalings[module] * (up @ down)).to(self._dtype)
 
     def _as_saved(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         plain = {name.replace(ADAPTED, "."): weight for name, weight in weights.items()}

@@ -126,7 +126,7 @@ def train_and_save(folder: Path, kinds: list[str]) -> None:
     for kind in kinds:
         learner, metrics = train(kind)
         _note(folder, f"{kind}-bytes", ranks.rank, save_shards(folder, kind, learner))
-        sent = dict(learner.weights(torch.float32))
+        sent = [dict(learner.weights(dtype)) for dtype in (torch.float32, torch.bfloat16)]
         if ranks.rank == 0:
             torch.save(sent, folder / f"{kind}-sent.pt")
             _note(folder, kind, 0, metrics)

@@ -51,6 +51,21 @@ def test_weights_leave_under_the_names_of_the_checkpoint(tiny_model: Path) -> No
     assert all(torch.equal(weight, saved[name].bfloat16()) for name, weight in sent.items())
 
 
+def test_weights_are_cast_before_ranks_exchange_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchanged: list[Any] = []
+
+    def gather(weight: Any) -> Any:
+        exchanged.append(weight.dtype)
+        return weight.detach()
+
+    made = learner(small.model())
+    monkeypatch.setattr(loading, "gather", gather)
+    sent = dict(made.weights(torch.bfloat16))
+    assert set(exchanged) == {torch.bfloat16}
+    for name, weight in sent.items():
+        assert torch.equal(weight, made.trained.parameters[f"causal.{name}"].bfloat16())
+
+
 def test_experts_leave_one_by_one() -> None:
     fields = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     names = [name for name, _ in learner(small.model("Qwen3Moe", **fields)).weights()]

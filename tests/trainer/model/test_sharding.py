@@ -144,13 +144,15 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(trained: Path, tmp_path:
 
 
 def test_whole_weights_are_gathered_for_engines_and_folders(trained: Path) -> None:
-    sent, state = torch.load(trained / "Qwen2-sent.pt"), whole_tensors(saved(trained, "Qwen2"))
+    sent, in_bf16 = torch.load(trained / "Qwen2-sent.pt")
+    state = whole_tensors(saved(trained, "Qwen2"))
     plain = dict(small.model().named_parameters())
     assert list(sent) == list(plain)
     exported = AutoModelForCausalLM.from_pretrained(trained / "Qwen2-model").state_dict()
     for name, weight in sent.items():
         assert torch.equal(weight, state[f"weight.causal.{name}"])
         assert torch.equal(weight, exported[name])
+        assert torch.equal(weight.bfloat16(), in_bf16[name])
 
 
 def test_adapters_are_the_same_on_any_number_of_ranks(resharded: Path) -> None:
