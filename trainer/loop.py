@@ -1,9 +1,10 @@
 """The training loop of rank 0: decide, train, open, broadcast, go live, save.
 
 The order makes a crash harmless. A Decision is committed before its batch is trained, so the batch is
-fixed. A version is opened before any engine can hold it, so its marks are right. It goes live, together
-with its Outcomes, when every reachable engine has confirmed it. Whatever a crash interrupts is done
-again from the log.
+fixed. While it is trained the next one may be decided, but not a third: a restart trains both, one
+after the other. A version is opened before any engine can hold it, so its marks are right. It goes
+live, together with its Outcomes, when every reachable engine has confirmed it. Whatever a crash
+interrupts is done again from the log.
 """
 
 import asyncio
@@ -14,11 +15,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pool.core.ledger import group_id
+from pool.core.ledger import GroupId, group_id
 from pool.core.versions import Version
 from pool.readers.decision_batch import find_lost_groups
 from schemas import Decision, Outcome
@@ -28,9 +28,11 @@ from servicekit.spans import Span
 from trainer.algorithm.alarms import find_alarms
 from trainer.decisions.decider import Decider, RangeEnded
 from trainer.incarnation.base import Incarnation, now_ms
+from trainer.preparation import BatchPreparation
+from trainer.progress.idle import idle_metrics
 from trainer.progress.reporter import ProgressReporter
 from trainer.progress.run_status import StepReport
-from trainer.rank_orders import RankOrders, TrainOrder
+from trainer.rank_orders import BatchOrder, RankOrders
 from trainer.saving import Saving
 from trainer.settings import TrainSettings
 from trainer.training import DecisionTraining, TrainingResult
@@ -61,6 +63,7 @@ class TrainingLoop:
         incarnation: Incarnation,
         decider: Decider,
         training: DecisionTraining,
+        preparation: BatchPreparation,
         fleet: EngineFleet,
         orders: RankOrders,
         progress: ProgressReporter,
@@ -71,12 +74,15 @@ class TrainingLoop:
         self._incarnation = incarnation
         self._decider = decider
         self._training = training
+        self._preparation = preparation
         self._fleet = fleet
         self._orders = orders
         self._progress = progress
         self._stop = stop
         self._probe = probe
         self._saving = Saving(settings.checkpoint_every, training, decider, orders, progress)
+        self._requested: tuple[int, Future[Decision]] | None = None
+        """The version that the last requested batch makes, and its Decision."""
         self._unpublished: list[tuple[Decision, TrainingResult]] = []
         """Trained Decisions whose Outcome is not written yet."""
         self._engines: Sequence[str] = ()
@@ -87,11 +93,12 @@ class TrainingLoop:
         try:
             with self._progress.phase("recovering"):
                 self._recover()
-            while self._should_continue():
+            while self._should_continue(self._training.version):
                 with self._span("version", self._training.version + 1):
                     decision = self._await_batch()
-                    with self._progress.phase("training"):
-                        self._train(decision)
+                    if self._should_continue(self._training.version + 1):
+                        self._request_batch(self._training.version + 2)
+                    self._train(decision)
                     self._publish()
                 self._report(decision)
                 self._saving.save_if_due()
@@ -109,9 +116,10 @@ class TrainingLoop:
             **attributes,
         )
 
-    def _should_continue(self) -> bool:
+    def _should_continue(self, version: int) -> bool:
+        """Whether another version is to be made after this one."""
         last = self._settings.versions
-        return not self._stop.is_set() and (last is None or self._training.version < last)
+        return not self._stop.is_set() and (last is None or version < last)
 
     # Recovery
 
@@ -123,6 +131,8 @@ class TrainingLoop:
             self._progress.set_recovered(done, len(unseen))
             if self._stop.is_set():
                 raise Stopped
+            for following in unseen[done + 1 : done + 2]:
+                self._preparation.start(following, self._lost_groups())
             with self._span("version", self._training.version + 1, again=True):
                 self._train(decision)
         self._progress.set_recovered(len(unseen), len(unseen))
@@ -177,7 +187,7 @@ class TrainingLoop:
     def _await_batch(self) -> Decision:
         version = self._training.version + 1
         with self._progress.phase("waiting"), self._span("decide", version) as span:
-            batch = self._decider.next_batch(version)
+            batch = self._request_batch(version)
             while not self._is_decided(batch):
                 if self._stop.is_set():
                     raise Stopped
@@ -186,6 +196,18 @@ class TrainingLoop:
             span.set_attributes(sequence=decision.sequence)
         _log_decision(decision)
         return decision
+
+    def _request_batch(self, version: int) -> "Future[Decision]":
+        """The Decision on the batch that makes `version`, which may have been requested before."""
+        if self._requested is None or self._requested[0] != version:
+            self._requested = version, self._decider.next_batch(version)
+            self._requested[1].add_done_callback(self._prepare)
+        return self._requested[1]
+
+    def _prepare(self, batch: "Future[Decision]") -> None:
+        """Called in the decider's thread."""
+        if batch.exception() is None:
+            self._preparation.start(batch.result(), self._incarnation.ledger.lost_groups())
 
     def _is_decided(self, batch: "Future[Decision]") -> bool:
         try:
@@ -214,13 +236,21 @@ class TrainingLoop:
             self._progress.set_range(*range_progress)
 
     def _train(self, decision: Decision) -> None:
-        lost = self._incarnation.ledger.lost_groups()
-        trace = tracing.current().traceparent
-        order = TrainOrder(self._incarnation.codec.encode(decision), sorted(lost), trace)
-        self._orders.send("train", msgspec.msgpack.encode(order))
-        result = self._training.train(decision, lost)
+        lost = self._lost_groups()
+        order = BatchOrder.of(
+            self._incarnation.codec, decision, lost, tracing.current().traceparent
+        )
+        self._orders.send("train", order.encode())
+        with self._progress.phase("reading"):
+            prepared = self._preparation.take(decision, lost)
+        with self._progress.phase("training"):
+            result = self._training.train(prepared)
         if self._incarnation.ledger.outcome(decision.sequence) is None:
             self._unpublished.append((decision, result))
+
+    def _lost_groups(self) -> set[GroupId]:
+        """Read in the decider's thread, which may be writing a Decision."""
+        return self._decider.submit(self._incarnation.ledger.lost_groups).result()
 
     def _outcome(self, decision: Decision, result: TrainingResult) -> Outcome:
         assert decision.version is not None
@@ -279,9 +309,9 @@ class TrainingLoop:
         outcome = self._incarnation.ledger.outcome(decision.sequence)
         assert outcome is not None and decision.version is not None
         self._note_range_progress()
-        statistics, timings = self._decider.take_statistics(), self._progress.timings()
-        idle = timings.get("waiting", 0.0) / max(sum(timings.values()), 1e-9)
-        metrics = outcome.metrics | statistics.metrics() | {"idle_fraction": idle}
+        statistics = self._decider.take_statistics(decision.sequence)
+        timings = self._progress.timings()
+        metrics = outcome.metrics | statistics.metrics() | idle_metrics(timings)
         self._progress.report_step(
             StepReport(
                 version=decision.version,

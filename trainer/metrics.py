@@ -102,7 +102,12 @@ STEP_VALUES = {
     "orphan_fraction": "Share of Steps that are orphans",
     "groups_trained_twice": "Groups trained more than once; the ledger should make it impossible",
     "group_wait_seconds": "Mean time from the close of a group to its Decision",
-    "idle_fraction": "Share of time that the trainer waited for groups",
+    "idle_fraction": "Share of the step's time that was not training; the idle causes sum to it",
+    "idle_waiting_fraction": "Share of the step's time spent waiting for groups",
+    "idle_reading_fraction": "Share of the step's time spent waiting for the batch to be read",
+    "idle_syncing_fraction": "Share of the step's time spent sending weights to engines",
+    "idle_checkpointing_fraction": "Share of the step's time spent on checkpoints",
+    "idle_other_fraction": "Share of the step's time spent on anything else, such as a recovery",
 }
 """Values that a step may report. A value that is not listed reaches the trackers only."""
 

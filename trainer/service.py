@@ -35,8 +35,10 @@ from trainer.offline.decider import OfflineDecider
 from trainer.offline.incarnation import OfflineIncarnation, lock_run
 from trainer.offline.run_definition import check_not_offline, define_run
 from trainer.offline.summary import OfflineSummary
+from trainer.order_loop import execute_orders
+from trainer.preparation import BatchPreparation
 from trainer.progress.reporter import ProgressReporter, open_reporter
-from trainer.rank_orders import RankOrders, execute_orders
+from trainer.rank_orders import RankOrders
 from trainer.recorded_settings import RecordedSettings, encode_settings
 from trainer.settings import TrainSettings, section
 from trainer.training import DecisionTraining
@@ -49,7 +51,11 @@ log = logging.getLogger(__name__)
 Probe = Callable[[str], None]
 
 
-def serve(settings: TrainSettings, probe: Probe = lambda stage: None) -> str | None:
+def no_probe(stage: str) -> None:
+    """Does nothing; only tests probe."""
+
+
+def serve(settings: TrainSettings, probe: Probe = no_probe) -> str | None:
     """Runs until SIGTERM or Ctrl-C, until the last requested version is live, or until the range of an
     offline run ends; an offline run returns its summary. Raises Fatal with one sentence when it cannot
     run. `probe` is called at each stage; tests kill the process there."""
@@ -156,13 +162,24 @@ def _train(
     with ExitStack() as stack:
         orders.send("begin", str(incarnation.number).encode())
         training = _make_training(settings, probe, incarnation.number)
+        preparation = _make_preparation(settings, training, probe)
+        stack.callback(preparation.close)
         fleet = _make_fleet(settings, training.learner)
         stack.callback(fleet.close)
         stack.callback(decider.close)
         http.serve(listener, lambda: max(decider.last_progress, progress.last_change))
         decider.start()
         loop = TrainingLoop(
-            settings, incarnation, decider, training, fleet, orders, progress, stop, probe
+            settings,
+            incarnation,
+            decider,
+            training,
+            preparation,
+            fleet,
+            orders,
+            progress,
+            stop,
+            probe,
         )
         loop.run()
 
@@ -174,9 +191,11 @@ def _run_other_rank(settings: TrainSettings, orders: RankOrders) -> None:
         pass
     if order.kind == "begin":
         tracing.start("train", settings.traces)
-        training = _make_training(settings, lambda stage: None, int(order.content))
+        training = _make_training(settings, no_probe, int(order.content))
+        preparation = _make_preparation(settings, training, no_probe)
         fleet = _make_fleet(settings, training.learner)
-        execute_orders(orders, training, fleet, settings.codec())
+        execute_orders(orders, training, preparation, fleet, settings.codec())
+        preparation.close()
 
 
 def _make_training(settings: TrainSettings, probe: Probe, incarnation: int) -> DecisionTraining:
@@ -197,6 +216,12 @@ def _make_training(settings: TrainSettings, probe: Probe, incarnation: int) -> D
     training = DecisionTraining(settings, learner, checkpoints, description, probe, incarnation)
     training.restore()
     return training
+
+
+def _make_preparation(
+    settings: TrainSettings, training: DecisionTraining, probe: Probe
+) -> BatchPreparation:
+    return BatchPreparation(training.prepare, training.learner.ranks, settings.codec(), probe)
 
 
 def _make_fleet(settings: TrainSettings, learner: Learner) -> EngineFleet:

@@ -16,13 +16,23 @@ from servicekit import tracing
 from servicekit.spans import Span
 from trainer.checkpoints.folder import Checkpoints
 from trainer.checkpoints.writer import CheckpointWriter
-from trainer.data.batch import make_batch, trained_groups
+from trainer.data.batch import Batch, make_batch, trained_groups
 from trainer.data.batch_metrics import batch_metrics
 from trainer.data.digest import digest
 from trainer.learner import Learner
 from trainer.learner_state import restore_state, state_tensors
 from trainer.machine import describe_machine
-from trainer.recorded_settings import decode_settings
+from trainer.recorded_settings import RecordedSettings, decode_settings
+
+
+class PreparedBatch(NamedTuple):
+    """A Decision with all that is needed to train it."""
+
+    decision: Decision
+    settings: RecordedSettings
+    groups: list[Group]
+    batch: Batch
+    digest: str
 
 
 class TrainingResult(NamedTuple):
@@ -62,18 +72,22 @@ class DecisionTraining:
         self._probe = probe
         self._incarnation = incarnation
 
-    def train(
-        self, decision: Decision, lost: set[GroupId], trace: str | None = None
-    ) -> TrainingResult:
+    def prepare(self, decision: Decision, lost: set[GroupId]) -> PreparedBatch:
+        """Reads the batch of a Decision from the log, without its lost groups. May be called from any
+        thread: it neither changes the learner nor talks to other ranks."""
+        settings = decode_settings(decision)
+        trained = trained_groups(decision, lost)
+        groups = asyncio.run(read_groups(self._connection, self._codec, decision.topic, trained))
+        batch = make_batch(decision, groups, settings.loss, settings.limits)
+        return PreparedBatch(decision, settings, groups, batch, digest(batch))
+
+    def train(self, prepared: PreparedBatch, trace: str | None = None) -> TrainingResult:
         """Makes the Decision's version from the one before it, with the settings that the Decision
         records and the execution settings of this process. `trace` is rank 0's trace, for the other
         ranks."""
+        decision, groups, batch = prepared.decision, prepared.groups, prepared.batch
         assert decision.version == self.version + 1, "versions are made one after the other"
-        recorded = decode_settings(decision)
-        self.learner.adopt(recorded.learner, recorded.loss)
-        trained = trained_groups(decision, lost)
-        groups = asyncio.run(read_groups(self._connection, self._codec, decision.topic, trained))
-        batch = make_batch(decision, groups, recorded.loss, recorded.limits)
+        self.learner.adopt(prepared.settings.learner, prepared.settings.loss)
         self._probe("before training")
         with self._span(decision, groups, trace) as span:
             metrics = batch_metrics(batch)
@@ -83,7 +97,7 @@ class DecisionTraining:
         self._probe("trained")
         if tracing.is_enabled() and self.learner.ranks.rank == 0:
             self._link_trajectories(decision, groups, span)
-        return TrainingResult(metrics, digest(batch), describe_machine(self.learner))
+        return TrainingResult(metrics, prepared.digest, describe_machine(self.learner))
 
     def _span(self, decision: Decision, groups: Sequence[Group], trace: str | None) -> Span:
         return tracing.span(

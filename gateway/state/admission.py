@@ -6,6 +6,10 @@ undecided ones number (eta + 1) * B. Unless a setting says otherwise, that is th
 trainer, once one has started; before that there is nothing to be late for. A trajectory of an admitted
 group is never refused.
 
+The trainer decides its next batch while it trains the present one. Groups decided ahead keep their
+places until the version before theirs is live, or else deciding early would let agents run ahead of
+the trainer by one more batch.
+
 As soon as an environment states a share (`pool.core.shares`), each environment may have its part of
 the groups in flight and no more. Those that began none of the last groups do not count.
 
@@ -56,10 +60,14 @@ class Admission:
         self._environments: dict[str, tuple[int, EnvironmentShare]] = {}
         """The newest group of each environment, as a number, and the share that it states."""
         self._decisions = EventPace()
+        self._live: int | None = None
+        """The newest version that went live."""
+        self._decided_ahead: list[tuple[int, list[str]]] = []
+        """Versions that are trained later, each with the trajectories decided for it."""
 
     @property
     def groups_in_flight(self) -> int:
-        """Groups that are running or waiting for a decision."""
+        """Groups that are running, waiting for a decision, or decided ahead."""
         return len(self._counted.keys() | {prompt for prompt, _ in self._expected.values()})
 
     @property
@@ -112,6 +120,9 @@ class Admission:
     def _follow_trainer(self, record: PolicyVersion) -> None:
         if record.groups_per_batch is not None and not self._is_fixed:
             self._limit = BATCHES_IN_FLIGHT * record.groups_per_batch
+        if record.phase == "live":
+            self._live = record.version
+            self._release()
 
     def _register(self, record: Registration) -> None:
         uid = record.trajectory_uid
@@ -138,11 +149,25 @@ class Admission:
     def _decide(self, decision: Decision) -> None:
         if decision.groups:
             self._decisions.record(decision.created_at / 1000)
+        decided = [member.trajectory_uid for member in decision.others]
         for group in decision.groups:
             ended = self._groups.get(group.prompt_uid, {}).values()
-            self._remove_all([r.trajectory_uid for r in ended if r.status is not None])
-            self._remove_all(member.trajectory_uid for member in group.members)
-        self._remove_all(member.trajectory_uid for member in decision.others)
+            decided += [r.trajectory_uid for r in ended if r.status is not None]
+            decided += [member.trajectory_uid for member in group.members]
+        self._decided_ahead.append((decision.version or 0, decided))
+        self._release()
+
+    def _release(self) -> None:
+        """Gives up the places of decided groups, except those of batches that are trained later."""
+        decided, self._decided_ahead = self._decided_ahead, []
+        for version, uids in decided:
+            if self._is_ahead(version):
+                self._decided_ahead.append((version, uids))
+            else:
+                self._remove_all(uids)
+
+    def _is_ahead(self, version: int) -> bool:
+        return self._live is not None and version > self._live + 1
 
     def _remove_all(self, uids: Iterable[str]) -> None:
         for uid in uids:

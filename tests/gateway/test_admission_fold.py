@@ -117,6 +117,25 @@ def test_new_groups_are_admitted_up_to_the_limit_and_members_always() -> None:
     assert admission.admits("p") and admission.admits("q")
 
 
+def live(version: int) -> PolicyVersion:
+    return PolicyVersion(run="r", incarnation=1, version=version, phase="live")
+
+
+def test_groups_decided_ahead_keep_their_places_until_the_version_before_theirs_is_live() -> None:
+    now = msgspec.structs.replace(decided("a"), version=6)
+    ahead = msgspec.structs.replace(decided("b", prompt="q"), version=7)
+    admission = fold(live(5), registered("a"), registered("b", "q"), now, ahead)
+    assert admission.groups_in_flight == 1
+    again = registered("c", "q")  # the prompt comes back before its first group is trained
+    admission.apply(again)
+    admission.apply(live(6))
+    assert admission.groups_in_flight == 1 and admission.admits("new")
+    # A restart may read the versions before the decisions, or after them.
+    records = [registered("a"), registered("b", "q"), now, ahead, again]
+    assert fold(*records, live(5), live(6)).groups_in_flight == 1
+    assert fold(live(5), live(6), *records).groups_in_flight == 1
+
+
 def test_a_decided_prompt_is_new_again() -> None:
     admission = fold(registered("a", "p"), decided("a"), registered("b", "q"), registered("c", "r"))
     assert not admission.admits("p")

@@ -20,7 +20,9 @@ from tests.trainer.weights.stub_engine import StubEngine, running_stubs
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 GAPS = [
+    ("decided", 1),
     ("decided", 2),
+    ("prepared", 2),
     ("before training", 1),
     ("trained", 2),
     ("opened", 2),
@@ -33,8 +35,9 @@ GAPS = [
     ("produced", 4),
     ("offsets sent", 5),
 ]
-"""Every place between two things that must hold together; the last two are inside transactions."""
-VERSIONS = 24
+"""Every place between two things that must hold together; the last two are inside transactions. The
+second batch is decided and prepared while the first one is trained."""
+VERSIONS = 26
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.pool.log import committed, key_of, write
 from tests.telemetry.collector import Collector, running_collector
 from tests.trainer.agents import RUN, group, submit_groups
 from tests.trainer.data.test_scored import posted
+from tests.trainer.decisions.live_run import PATIENCE, decisions
 from tests.trainer.trainer_process import settings_of
 from trainer.service import serve
 from trainer.settings import TrainSettings
@@ -55,9 +57,34 @@ def test_versions_are_made_opened_and_live_in_order(
     assert [d.sequence for d in decided] == [o.sequence for o in outcomes]
     assert json.loads(decided[0].settings)["loss"]["loss"] == "dppo_tv"
     assert outcomes[0].metrics["reward_mean"] == pytest.approx(0.5)
-    assert {"waiting", "training", "opening", "syncing"} <= outcomes[1].timings.keys()
+    phases = {"waiting", "reading", "training", "opening", "syncing"}
+    assert phases <= outcomes[1].timings.keys()
     saved = tmp_path / "checkpoints" / RUN / "00000003" / "about.json"
     assert json.loads(saved.read_text())["version"] == 3
+
+
+def test_the_next_batch_is_decided_and_prepared_while_the_present_one_trains(
+    log: Connection, tiny_model: Path, tmp_path: Path
+) -> None:
+    """But no more than one, and none after the last version."""
+    submit_groups(log, [f"p{n}" for n in range(8)])
+    prepared = [Event() for _ in range(3)]
+    stages: list[str] = []
+    decided_while_training: list[list[int | None]] = []
+
+    def probe(stage: str) -> None:
+        stages.append(stage)
+        if stage == "prepared":
+            prepared[stages.count("prepared") - 1].set()
+        if stage == "before training":
+            version = stages.count("before training")
+            if version < 3:
+                assert prepared[version].wait(PATIENCE), f"version {version + 1} is not prepared"
+            decided_while_training.append([d.version for d in decisions(log)])
+
+    settings = settings_of(log, tiny_model, tmp_path, versions=3)
+    serve(TrainSettings.model_validate(settings), probe)
+    assert decided_while_training == [[1, 2], [1, 2, 3], [1, 2, 3]]
 
 
 def test_posted_groups_are_trained_beside_those_of_agents(

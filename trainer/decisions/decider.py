@@ -61,7 +61,8 @@ class Decider(ABC):
         return future
 
     def next_batch(self, version: int) -> "Future[Decision]":
-        """The Decision on the batch that makes `version`, as soon as there is one."""
+        """The Decision on the batch that makes `version`, as soon as there is one. The version before
+        it may still be in training: ages are those that its groups have when it is made."""
         batch: Future[Decision] = Future()
 
         def request() -> None:
@@ -75,15 +76,9 @@ class Decider(ABC):
         """Number of groups that could be trained now."""
         return len(self._decisions.ready)
 
-    def take_statistics(self) -> DecisionStatistics:
-        """Statistics of the groups decided since the last call."""
-
-        def take() -> DecisionStatistics:
-            statistics = self._decisions.statistics
-            self._decisions.statistics = DecisionStatistics()
-            return statistics
-
-        return self.submit(take).result()
+    def take_statistics(self, sequence: int) -> DecisionStatistics:
+        """Statistics of the groups decided with this batch, and since the batch before it."""
+        return self.submit(lambda: self._decisions.batch_statistics.pop(sequence)).result()
 
     def declare_lost(self, groups: Sequence[DecidedGroup]) -> None:
         """Records that these decided groups cannot be trained: Kafka has deleted their records."""

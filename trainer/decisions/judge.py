@@ -36,7 +36,7 @@ class Judge:
         self._accepted_runs = frozenset(settings.accept_runs)
 
     def judge(self, group: Group, version: int) -> DecidedGroup:
-        """`version` is the newest; a batch with this group would make its successor."""
+        """A batch with this group would make the successor of `version`."""
         decided = group.judge(self._rules, lambda g, member: self._judge_member(g, member, version))
         if decided.verdict != "train":
             return decided

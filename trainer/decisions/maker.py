@@ -46,9 +46,12 @@ class DecisionMaker:
         self.ready: list[ReadyGroup] = []
         """Closed groups that can be trained."""
         self.verdicts = PendingVerdicts()
-        self.statistics = DecisionStatistics()
+        self.batch_statistics: dict[int, DecisionStatistics] = {}
+        """Of every batch that is not reported yet, by the sequence number of its Decision."""
         self.version: int | None = None
-        """The newest version. Nothing is judged before the loop has set it, since ages are unknown."""
+        """The version that the next batch starts from, which may still be in training. Nothing is
+        judged before the loop has set it, since ages are unknown."""
+        self._statistics = DecisionStatistics()
         self._incarnation = incarnation
         self._consumer = incarnation.consumer
         self._settings = settings
@@ -170,7 +173,10 @@ class DecisionMaker:
             )
         self._incarnation.ledger.add(written[0])
         for ready, decided in verdicts.groups:
-            self.statistics.add(ready, decided, self._incarnation.marks, self.version or 0)
+            self._statistics.add(ready, decided, self._incarnation.marks, self.version or 0)
+        if has_batch:
+            self.batch_statistics[written[0].sequence] = self._statistics
+            self._statistics = DecisionStatistics()
         return written[0]
 
     def _take_verdicts(self, batch: list[JudgedGroup]) -> PendingVerdicts:

@@ -107,7 +107,7 @@ class StatusPanel:
             yield "range", Text.assemble(bar, "  ", words)
         split = time_split(status.split())
         yield "time", time_bar(split, min(width, WIDEST_BAR))
-        yield "", legend(split)
+        yield "", legend(split, width)
         yield "trajectories", self._verdicts()
         yield "engines", self._engines()
 

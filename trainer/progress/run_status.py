@@ -14,7 +14,9 @@ from typing import Literal
 
 from pool.core.marks import Age
 
-Phase = Literal["recovering", "waiting", "training", "opening", "syncing", "checkpointing"]
+Phase = Literal[
+    "recovering", "waiting", "reading", "training", "opening", "syncing", "checkpointing"
+]
 
 OTHER = "other"
 """The phase of time outside of all phases."""

@@ -21,8 +21,10 @@ SYNCING = Activity("syncing", "▓", "cyan")
 ACTIVITIES = {
     "training": Activity("training", "█", "green"),
     "waiting": Activity("waiting", "░", "yellow"),
+    "reading": Activity("reading", "▚", "blue"),
     "syncing": SYNCING,
     "opening": SYNCING,
+    "checkpointing": Activity("checkpointing", "▞", "red"),
 }
 OTHER_ACTIVITY = Activity("other", "▒", "magenta")
 
@@ -49,12 +51,17 @@ def time_bar(split: Mapping[Activity, float], width: int) -> Text:
     return bar
 
 
-def legend(split: Mapping[Activity, float]) -> Text:
-    words = Text()
+def legend(split: Mapping[Activity, float], width: int) -> Text:
+    """The activities with their shares, on as many lines as they need."""
+    lines = [Text()]
     for activity, share in split.items():
-        words.append("   " if words else "").append(activity.glyph, activity.colour)
-        words.append(f" {activity.name} ", "dim").append(f"{share:.0%}")
-    return words
+        words = Text.assemble(
+            (activity.glyph, activity.colour), (f" {activity.name} ", "dim"), f"{share:.0%}"
+        )
+        if lines[-1] and lines[-1].cell_len + 3 + words.cell_len > width:
+            lines.append(Text())
+        lines[-1].append("   " if lines[-1] else "").append_text(words)
+    return Text("\n").join(lines)
 
 
 def format_range(range_: RangeProgress) -> str:

@@ -86,7 +86,7 @@ def retrain(settings: ReplayStepSettings, run: RecordedRun, batch: RebuiltBatch)
     ):
         recorded_outcome = run.ledger.outcome(decision.sequence)
         training.learner.execution = decode_execution(decision, recorded_outcome)
-        result = training.train(decision, lost)
+        result = training.train(training.prepare(decision, lost))
     if settings.into is not None:
         training.learner.export(start.model, settings.into, torch.float32)
     return _compare(settings, outcome, start, training.learner, result.metrics)

@@ -114,6 +114,7 @@ def test_i8_a_record_older_than_allowed_is_refused_by_its_offset_alone(log: Conn
     with running_decider(log, max_age=2, groups_per_batch=1) as run:
         run.open(0)
         submit_groups(log, ["old"], version=0)
+        until(lambda: run.decider.ready() == 1)  # or else it would be skipped without being read
         for version in (1, 2, 3):
             run.open(version)
         submit_groups(log, ["fresh"], version=3)
@@ -139,6 +140,28 @@ def test_what_became_too_old_while_it_waited_keeps_no_place(log: Connection) -> 
         assert sorted(trained(decision)) == ["c", "d"]
         assert run.decider.ready() == 0
     assert {verdicts(log)[f"old-{n}"] for n in range(4)} == {"stale"}
+
+
+def test_a_batch_decided_ahead_has_the_ages_of_the_version_that_it_starts_from(
+    log: Connection,
+) -> None:
+    """Version 1 is still in training, and what version 0 sampled will be one version old then."""
+    with running_decider(log, max_age=0, groups_per_batch=1) as run:
+        run.open(0)
+        submit_groups(log, ["a"], version=0)
+        first = run.next_batch(1)
+        ahead = run.decider.next_batch(2)
+        submit_groups(log, ["b"], version=0)
+        until(lambda: "b-0" in verdicts(log))
+        run.open(1)
+        submit_groups(log, ["c"], version=1)
+        assert trained(ahead.result(PATIENCE)) == ["c"]
+        statistics = [
+            run.decider.take_statistics(sequence)
+            for sequence in (first.sequence, ahead.result().sequence)
+        ]
+    assert {verdicts(log)[f"b-{n}"] for n in range(4)} == {"stale"}
+    assert [[age.total for age in each.ages] for each in statistics] == [[0] * 4, [0] * 4]
 
 
 def test_a_record_that_claims_a_version_before_it_was_open_is_invalid(log: Connection) -> None:

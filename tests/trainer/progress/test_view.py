@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.trainer.progress.reports import Clock, step
 from trainer.progress.panel import StatusPanel
 from trainer.progress.reporter import ProgressReporter
-from trainer.progress.run_status import RunStatus
+from trainer.progress.run_status import Phase, RunStatus
 from trainer.progress.time_split import time_bar, time_split
 from trainer.progress.trackers import open_trackers
 from trainer.progress.view import LogView, TerminalView
@@ -88,6 +88,17 @@ def test_the_screen_says_where_the_run_is(run: Run) -> None:
         "engines       2 of 2",
     ):
         assert words in shown, words
+
+
+def test_the_screen_splits_idle_time_by_its_cause(run: Run) -> None:
+    causes: tuple[Phase, ...] = ("waiting", "reading", "syncing", "checkpointing")
+    phases: tuple[Phase, ...] = ("training", *causes)
+    for phase in phases:
+        with run.progress.phase(phase):
+            run.clock.pass_(1)
+    run.progress.report_step(step(1))
+    shown = "\n".join(run.screen(80))
+    assert all(f"{cause} 20%" in shown for cause in causes), shown
 
 
 def test_a_wait_shows_the_groups_that_are_ready(run: Run) -> None:
