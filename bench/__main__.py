@@ -34,8 +34,10 @@ def run_log(connection: Connection) -> None:
 
 
 def run_training(_: Connection) -> None:
-    from bench.training import cpu  # imports torch, which the other parts do not need
+    from bench.training import balance, cpu  # import torch, which the other parts do not need
 
+    balance.run()
+    cpu.run_trees()
     cpu.run()
 
 
@@ -44,7 +46,9 @@ PARTS = {
     "gateway": Part(gateway.run, "CPU and latency of a recorded call, concurrent streams"),
     "atropos": Part(atropos.run, "the Atropos API beside Atropos' own server"),
     "reward": Part(reward.run, "scoring with exact match and with a slow judge"),
-    "training": Part(run_training, "a training step on the CPU beside TRL's"),
+    "training": Part(
+        run_training, "balance over ranks, trees against rows, a step on the CPU beside TRL's"
+    ),
     "replay": Part(replay.run, "exporting and importing the log"),
 }
 

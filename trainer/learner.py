@@ -123,8 +123,15 @@ class Learner:
         """The packs of each optimizer step."""
         mode = self.model.mode
         budget = 0 if mode.kernel == "single" else self.execution.tokens_per_pack
-        trees = mode.trees is not None
-        return BatchSplitter(self.loss, self.ranks, self.device, budget, trees).minibatches(batch)
+        splitter = BatchSplitter(
+            self.loss,
+            self.ranks,
+            self.device,
+            budget,
+            trees=mode.trees is not None,
+            equal_length=self.model.equal_length,
+        )
+        return splitter.minibatches(batch)
 
     def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """The log-prob of each id, given those before it, at temperature 1; 0 for the first."""

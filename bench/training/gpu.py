@@ -32,7 +32,7 @@ def compare_trees(tiny: bool, device: Any, table: SpeedTable) -> None:
     )
     print(f"found by trying: {learner.model.mode}", flush=True)
     trees.compare_results(learner)
-    trees.compare_speed(learner, table, tiny=tiny)
+    trees.compare_speed(learner, table, 32 if tiny else 1)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -58,7 +58,7 @@ class SpeedTable:
     """Prints a line for every measured step."""
 
     def __init__(self, shape: Any, device: Any) -> None:
-        self._shape, self._device = shape, device
+        self._shape, self._is_gpu = shape, device.type == "cuda"
         self.best = 0.0
         self.usual = 0.0
 
@@ -75,29 +75,30 @@ class SpeedTable:
         tokens, squares = sum(map(len, rows)), sum(len(row) ** 2 for row in rows)
         trained = sum(int(row.trainable.sum()) for row in rows)
         self._forget_peak()
-        began = self._now()
-        step()
-        first = self._now() - began
-        began = self._now()
-        for _ in range(MEASURED_STEPS):
-            step()
-        seconds = (self._now() - began) / MEASURED_STEPS
+        first = self._seconds(step)
+        seconds = min(self._seconds(step) for _ in range(MEASURED_STEPS))
         work = operations(self._shape, *(computed or (tokens, squares)), trained)
+        gpu = f"{work / seconds / PEAK:6.1%} MFU {self._peak():7.1f} GiB "
         print(
-            f"{name:46}{tokens / seconds:12,.0f} tokens/s {work / seconds / PEAK:6.1%} MFU "
-            f"{self._peak():7.1f} GiB {seconds:7.2f} s a step, the first {first:6.1f} s",
+            f"{name:46}{tokens / seconds:12,.0f} tokens/s {gpu if self._is_gpu else ''}"
+            f"{seconds:7.2f} s a step, the first {first:6.1f} s",
             flush=True,
         )
         return tokens / seconds
 
+    def _seconds(self, step: Callable[[], Any]) -> float:
+        began = self._now()
+        step()
+        return self._now() - began
+
     def _now(self) -> float:
-        if self._device.type == "cuda":
+        if self._is_gpu:
             torch.cuda.synchronize()
         return time.perf_counter()
 
     def _forget_peak(self) -> None:
-        if self._device.type == "cuda":
+        if self._is_gpu:
             torch.cuda.reset_peak_memory_stats()
 
     def _peak(self) -> float:
-        return torch.cuda.max_memory_allocated() / GIB if self._device.type == "cuda" else 0.0
+        return torch.cuda.max_memory_allocated() / GIB if self._is_gpu else 0.0

@@ -15,10 +15,10 @@ GROUPS, SIZE, PROMPT, ANSWER = 16, 8, 2048, 512
 UNSHARED_ROWS, UNSHARED_MEAN, UNSHARED_MOST = 256, 600, 3072
 
 
-def compare_speed(learner: Learner, table: SpeedTable, *, tiny: bool) -> None:
-    """Prints the speed of both, where groups share their prompt and where nothing is shared."""
-    vocabulary, scale = learner.model.causal.config.vocab_size, 32 if tiny else 1
-    groups = 2 if tiny else GROUPS
+def compare_speed(learner: Learner, table: SpeedTable, scale: int = 1) -> None:
+    """Prints the speed of both, where groups share their prompt and where nothing is shared. Lengths
+    and numbers are divided by `scale`."""
+    vocabulary, groups = learner.model.causal.config.vocab_size, max(GROUPS // scale, 2)
     shared = batch_of_groups(groups, SIZE, PROMPT // scale, ANSWER // scale, vocabulary)
     sizes = lengths(UNSHARED_ROWS // scale, UNSHARED_MEAN // scale, UNSHARED_MOST // scale)
     unshared = batch_of(sizes, vocabulary)

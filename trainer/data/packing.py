@@ -18,10 +18,6 @@ from trainer.data.trees import GroupTrees, Tree
 
 Packs = list[list[Tree]]
 
-EQUAL_LENGTH = 8192
-"""Row length at which attention, whose cost grows with the square of it, costs as much as the rest of a
-layer: about 12 times the hidden size, so 10,000 for a model of 0.5B parameters. Only the balance of
-packs depends on it."""
 SLACK = 1.02
 """By how much a rank may exceed the mean cost of a round, so that trees of any size find a place."""
 PARTS = (1, 2, 4, 8)
@@ -32,11 +28,14 @@ spread better over ranks."""
 class Plan(NamedTuple):
     rounds: list[Packs]
     """For each round, the trees of every rank; a rank may have none."""
+    equal_length: int
+    """Row length at which attention, whose cost grows with the square of it, costs as much as the rest
+    of a layer."""
 
     def costs(self) -> list[list[int]]:
         """For each round, the cost of every rank's pack."""
         return [
-            [sum(tree.cost(EQUAL_LENGTH) for tree in pack) for pack in round]
+            [sum(tree.cost(self.equal_length) for tree in pack) for pack in round]
             for round in self.rounds
         ]
 
@@ -61,28 +60,29 @@ class Plan(NamedTuple):
         return sum(map(sum, costs)) / max(available, 1)
 
 
-def plan_packs(groups: Sequence[GroupTrees], budget: int, ranks: int) -> Plan:
+def plan_packs(groups: Sequence[GroupTrees], budget: int, ranks: int, equal_length: int) -> Plan:
     """The plan with the shortest duration, over trees of several sizes. `budget` is the largest number
     of tokens in a pack; a tree above it gets a pack of its own. With 0, every tree does."""
     plans: dict[tuple[Tree, ...], Plan] = {}
     for part in PARTS:
         trees = tuple(tree for group in groups for tree in group.cut(max(budget // part, 1)))
         if trees not in plans:
-            plans[trees] = pack_trees(trees, budget, ranks)
+            plans[trees] = pack_trees(trees, budget, ranks, equal_length)
     return min(plans.values(), key=lambda plan: plan.duration)
 
 
-def pack_trees(trees: Sequence[Tree], budget: int, ranks: int) -> Plan:
+def pack_trees(trees: Sequence[Tree], budget: int, ranks: int, equal_length: int) -> Plan:
     """Packs of the given trees, in rounds that begin with the costliest."""
     room = [tree.tokens if budget else 1 for tree in trees]
-    costs = [tree.cost(EQUAL_LENGTH) for tree in trees]
+    costs = [tree.cost(equal_length) for tree in trees]
     left = sorted(range(len(trees)), key=lambda tree: (-costs[tree], tree))
     rounds: list[Packs] = []
     while left:
         packs, left = _fill_round(left, room, costs, budget or 1, ranks)
         rounds.append([[trees[number] for number in sorted(pack)] for pack in packs])
-    durations = [max(round) for round in Plan(rounds).costs()]
-    return Plan([rounds[n] for n in sorted(range(len(rounds)), key=lambda n: (-durations[n], n))])
+    durations = [max(round) for round in Plan(rounds, equal_length).costs()]
+    order = sorted(range(len(rounds)), key=lambda n: (-durations[n], n))
+    return Plan([rounds[n] for n in order], equal_length)
 
 
 def _fill_round(

@@ -72,6 +72,8 @@ class BatchSplitter:
     device: Any
     budget: int
     trees: bool = False
+    equal_length: int = 8192
+    """See `packing.Plan`."""
 
     def minibatches(self, batch: "Batch") -> list[Minibatch]:
         """The packs of each optimizer step; every sample belongs to one of the steps."""
@@ -84,7 +86,7 @@ class BatchSplitter:
     def _minibatch(self, batch: "Batch", samples: Sequence[int]) -> Minibatch:
         rows = self._rows(batch, samples)
         groups = self._groups(batch, rows)
-        plan = plan_packs(groups, self.budget, self.ranks.world)
+        plan = plan_packs(groups, self.budget, self.ranks.world, self.equal_length)
         own = [(round[self.ranks.rank], _passes(round)) for round in plan.rounds]
         # There is always a pack, if only padding, so that there is always a gradient.
         packs = [self._pack(batch, rows, *each) for each in own or [([], 1)]]

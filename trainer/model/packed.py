@@ -73,6 +73,12 @@ class PackedModel(nn.Module):
         for layer in self.layers:
             layer.compile(dynamic=True)
 
+    @property
+    def equal_length(self) -> int:
+        """Row length at which attention costs as much as the rest of a layer, whose matrices have about
+        12 times the square of the hidden size. Only the balance of packs depends on it."""
+        return 12 * int(self.causal.config.get_text_config().hidden_size)
+
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
         """The model as it was before LoRA."""

@@ -1,8 +1,17 @@
+from functools import partial
+
 import numpy as np
 import pytest
 
-from trainer.data.packing import EQUAL_LENGTH, Plan, pack_trees, plan_packs
+from bench.training import balance
+from trainer.data.packing import Plan
+from trainer.data.packing import pack_trees as _pack_trees
+from trainer.data.packing import plan_packs as _plan_packs
 from trainer.data.trees import GroupTrees, Tree
+
+EQUAL_LENGTH = 8192
+pack_trees = partial(_pack_trees, equal_length=EQUAL_LENGTH)
+plan_packs = partial(_plan_packs, equal_length=EQUAL_LENGTH)
 
 
 def rows(*lengths: int) -> list[Tree]:
@@ -109,3 +118,10 @@ def test_a_group_is_cut_if_other_ranks_would_wait_for_it() -> None:
 
 def test_a_cost_is_the_time_of_a_layer() -> None:
     assert pack_trees(rows(10), 20, 1).duration == 10 * (10 + EQUAL_LENGTH)
+
+
+@pytest.mark.parametrize("case", balance.CASES)
+def test_log_normal_lengths_keep_ranks_busy(case: balance.Case) -> None:
+    dealt, planned = balance.useful_shares(case)
+    assert planned >= case.target
+    assert planned > dealt + 0.2
