@@ -35,7 +35,7 @@ SHAPES = {
         "num_key_value_heads": 2,
     },
 }
-SPREAD = 0.05
+SPREAD = 0.01
 """Standard deviation of the random weights: large enough that two versions answer differently."""
 
 
