@@ -72,7 +72,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description=__doc__,
-        epilog=f"parts:\n{lines}\n\nOn a GPU: python -m bench.training.gpu, python -m bench.weights",
+        epilog=f"parts:\n{lines}\n\nOn a GPU: python -m bench.gpu, bench.training.gpu, bench.weights",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="part", help="one of those below")
