@@ -12,7 +12,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 _ALGORITHM = ("acceptance", "divergence", "losses", "masks", "objective", "statistics", "trl")
 _TRAINER = (
-    "checkpoint",
+    "checkpoints",
     "export",
     "faults",
     "kills",
