@@ -1,12 +1,15 @@
 """Makes the Answer of a call: of one that was just generated, or of a Step that the log has."""
 
+from collections.abc import Sequence
+
 from gateway.calls.generation import Generator
 from gateway.dialects.request import Answer, AnswerDelta, Request, ToolCallDelta, Usage
 from gateway.engines.wire import SampledTokens
 from gateway.state.trajectory import RecordedStep
 from gateway.tokens.parsers import ParsedAnswer, token_logprobs
 from gateway.tokens.renderer import Renderer
-from schemas import Step
+from pool.core.versions import Version
+from schemas import Segment, Step
 from schemas.packing import unpack_ids, unpack_logprobs
 
 
@@ -28,7 +31,18 @@ def make_answer(
         finish_reason=_finish_reason(parsed, sample),
         stop_sequence=parsed.stop_sequence,
         usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=len(sample.ids)),
+        versions=_versions(sample.segments),
     )
+
+
+def _versions(segments: Sequence[Segment]) -> str:
+    """The versions that had a part in sampling the answer, also by keys and values in the cache."""
+    versions = {
+        Version(segment.incarnation, number)
+        for segment in segments
+        for number in (segment.oldest_version, segment.version)
+    }
+    return ",".join(map(str, sorted(versions)))
 
 
 def _finish_reason(parsed: ParsedAnswer, sample: SampledTokens) -> str:

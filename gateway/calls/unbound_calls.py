@@ -120,6 +120,8 @@ def _merge_answers(answers: Sequence[bytes]) -> bytes:
     first, *others = [msgspec.json.decode(answer) for answer in answers]
     if "choices" not in first:
         raise BadRequest("This route returns one sample per request. Leave n out.", param="n")
+    fingerprints = [answer["system_fingerprint"] for answer in (first, *others)]
+    first["system_fingerprint"] = ",".join(dict.fromkeys(",".join(fingerprints).split(",")))
     for index, other in enumerate(others, 1):
         first["choices"] += [choice | {"index": index} for choice in other["choices"]]
         first["usage"]["completion_tokens"] += other["usage"]["completion_tokens"]

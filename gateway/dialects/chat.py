@@ -90,6 +90,7 @@ class Chat:
             "object": "chat.completion",
             "created": answer.created,
             "model": answer.model,
+            "system_fingerprint": answer.versions,
             "choices": [choice],
             "usage": usage_body(answer.usage),
         }
@@ -128,6 +129,7 @@ class ChatWriter:
         return self._chunk(fields, delta)
 
     def end(self, answer: Answer) -> bytes:
+        self._head["system_fingerprint"] = answer.versions
         if self._request.token_ids:
             self._head["prompt_token_ids"] = answer.prompt_ids
         events = self._chunk({}, finish_reason=answer.finish_reason)

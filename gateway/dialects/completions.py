@@ -64,6 +64,7 @@ class Completions:
         if request.token_ids:
             choice |= {"token_ids": answer.token_ids, "prompt_token_ids": answer.prompt_ids}
         head = _head(answer.step_id, answer.created, answer.model)
+        head["system_fingerprint"] = answer.versions
         return msgspec.json.encode(head | {"choices": [choice], "usage": usage_body(answer.usage)})
 
     def writer(
@@ -91,6 +92,7 @@ class CompletionsWriter:
         return self._chunk(choices=[choice])
 
     def end(self, answer: Answer) -> bytes:
+        self._head["system_fingerprint"] = answer.versions
         last: dict[str, Any] = {"index": 0, "text": "", "logprobs": None}
         last["finish_reason"] = answer.finish_reason
         if self._request.token_ids:

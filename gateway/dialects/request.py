@@ -82,6 +82,8 @@ class Answer(msgspec.Struct, kw_only=True):
     stop_sequence: str | None = None
     """The client's stop string that ended it."""
     usage: Usage
+    versions: str = ""
+    """The versions of the weights that sampled it: `1.5`, or `1.5,1.6` if they changed meanwhile."""
     logprobs: list[TokenLogprob] = []
     prompt_ids: list[int] = []
     token_ids: list[int] = []

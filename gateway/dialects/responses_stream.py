@@ -93,6 +93,7 @@ def finished_response(
     """The complete response."""
     response = _response(echo, answer.step_id, answer.created, answer.model, _status(answer))
     response |= {"output": output, "usage": _usage(answer.usage)}
+    response["system_fingerprint"] = answer.versions  # as in chat completions
     if answer.finish_reason == "length":
         response["incomplete_details"] = {"reason": "max_output_tokens"}
     return response

@@ -23,6 +23,7 @@ from steplog.environment import serving
 from steplog.environment.author_code import describe_error, required_call
 from steplog.environment.base import BaseEnvironment, settings_class
 from steplog.environment.errors import EnvironmentFailed
+from steplog.environment.running import weight_versions
 
 SERVICE = "env"
 USAGE = "steplog env FILE.py:ENVIRONMENT {serve,process,evaluate}"
@@ -52,6 +53,7 @@ async def evaluate(environment: BaseEnvironment[Any], stop: asyncio.Event) -> in
     for name, value in result.metrics.items():
         table.add_row(name, f"{value:.4g}")
     Console().print(table)
+    print_line(weight_versions.describe(result.versions))
     print_line(
         f"The metrics are in {result.folder / 'metrics.json'}, the rollouts in samples.jsonl and "
         "samples.html next to it."

@@ -82,6 +82,11 @@ class EnvironmentSettings(BaseModel):
     eval_items: Positive | None = Field(
         None, description="largest number of items in an evaluation (default: all of them)"
     )
+    eval_one_version: bool = Field(
+        False,
+        description="repeat the items of an evaluation that older weights answered, until one version "
+        "has answered all of them; it fails if the weights change in each of --attempts rounds",
+    )
     eval_samples: Positive = Field(1, description="rollouts per item in an evaluation")
     dir: Path | None = Field(
         None, description="folder of its journal and results (default: .steplog/NAME)"

@@ -9,6 +9,7 @@ from pool.topics import STEPS
 from schemas.packing import unpack_ids, unpack_logprobs
 from tests.gateway.client import (
     HELLO,
+    RETRY,
     TOOLS,
     Streaming,
     asked,
@@ -30,6 +31,11 @@ from tests.tiny_model import EOS
 
 pytestmark = pytest.mark.broker
 
+CHANGED_WEIGHTS = [
+    {"version": "1.3", "start": 0, "end": 2},
+    {"version": "1.4", "start": 2, "end": 3},
+]
+"""What an engine says of an answer of three tokens that an update interrupted."""
 LOOK = call("look", '{"at":"home"}')
 
 
@@ -463,13 +469,7 @@ def test_a_token_without_a_logprob_marks_the_step(
     ("spans", "segments"),
     [
         ([{"version": "1.3", "start": 0, "end": 3}], [(1, 3, 0)]),
-        (
-            [
-                {"version": "1.3", "start": 0, "end": 2},
-                {"version": "1.4", "start": 2, "end": 3},
-            ],
-            [(1, 3, 0), (1, 4, 2)],
-        ),
+        (CHANGED_WEIGHTS, [(1, 3, 0), (1, 4, 2)]),
         ([{"version": "default", "start": 0, "end": 3}], [(0, 0, 0)]),
     ],
 )
@@ -487,6 +487,37 @@ def test_segments_say_which_weights_sampled_which_tokens(
     chat(gateway, uid, prompt_uid, stream=stream)
     found = only_step(gateway, uid).segments
     assert [(s.incarnation, s.version, s.first_token) for s in found] == segments
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("chat/completions", {"messages": HELLO}),
+        ("completions", {"prompt": "hello"}),
+        ("responses", {"input": "hello"}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_say_which_weights_sampled_them(
+    gateway: RunningGateway,
+    stub: StubEngine,
+    uid: str,
+    prompt_uid: str,
+    route: str,
+    body: Any,
+    stream: bool,
+) -> None:
+    """A retry gets it too, from the log."""
+    path, body = f"/{uid}/{prompt_uid}/v1/{route}", body | {"stream": stream}
+    stub.script([said("ab", weight_versions=CHANGED_WEIGHTS)])
+    for headers in ({}, RETRY):
+        if stream:
+            events = Streaming(gateway, path, body, **headers).events()
+            last = [json.loads(event) for event in events if event != "[DONE]"][-1]
+            answer = last.get("response", last)
+        else:
+            answer = gateway.post(path, body, headers).body
+        assert answer["system_fingerprint"] == "1.3,1.4"
 
 
 def test_an_error_in_mid_stream_is_an_event_and_no_step(

@@ -40,6 +40,8 @@ class Call:
     seconds: float
     prompt_tokens: int = 0
     answer_id: str = ""
+    versions: tuple[str, ...] = ()
+    """The versions of the weights that answered; empty if the server does not say."""
 
 
 class Recorder(httpx2.AsyncBaseTransport):

@@ -18,6 +18,8 @@ class Transcript(NamedTuple):
     """Generated tokens, as the server counts them; 0 if it does not say."""
     prompt_tokens: int
     answer_id: str
+    versions: tuple[str, ...]
+    """The versions of the weights that answered; empty if the server does not say."""
 
 
 def transcribe(path: str, request: Json, answer: Json | tuple[Json, ...]) -> Transcript:
@@ -43,23 +45,29 @@ def _read_chat(request: Json, response: Json) -> Transcript:
 
 def _counts(
     response: Json, output: str = "completion", prompt: str = "prompt"
-) -> tuple[int, int, str]:
-    """Generated tokens, tokens of the prompt, and the answer's id."""
+) -> tuple[int, int, str, tuple[str, ...]]:
+    """Generated tokens, tokens of the prompt, the answer's id, and the versions of the weights."""
     usage = response.get("usage") or {}
     tokens, prompt_tokens = (int(usage.get(f"{name}_tokens") or 0) for name in (output, prompt))
-    return tokens, prompt_tokens, str(response.get("id") or "")
+    fingerprint = str(response.get("system_fingerprint") or "")
+    versions = tuple(fingerprint.split(",")) if fingerprint else ()
+    return tokens, prompt_tokens, str(response.get("id") or ""), versions
 
 
 def _join_chat(chunks: Sequence[Json]) -> Json:
     message: Json = {"role": "assistant", "content": ""}
-    answer_id, finish, usage = None, None, None
+    finish = None
     for chunk in chunks:
-        answer_id, usage = chunk.get("id") or answer_id, chunk.get("usage") or usage
         for choice in chunk.get("choices", ()):
             _add_delta(message, choice["delta"])
             finish = choice.get("finish_reason") or finish
-    choice = {"message": message, "finish_reason": finish}
-    return {"id": answer_id, "choices": [choice], "usage": usage}
+    return _head(chunks) | {"choices": [{"message": message, "finish_reason": finish}]}
+
+
+def _head(chunks: Sequence[Json]) -> Json:
+    """What the chunks say about the whole answer, each field from the last one that has it."""
+    names = ("id", "usage", "system_fingerprint")
+    return {name: chunk[name] for chunk in chunks for name in names if chunk.get(name)}
 
 
 def _add_delta(message: Json, delta: Mapping[str, Any]) -> None:
@@ -84,12 +92,9 @@ def _read_completion(request: Json, response: Json) -> Transcript:
 
 def _join_completion(chunks: Sequence[Json]) -> Json:
     choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]
-    usage = next((chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage")), None)
     finish = next((c["finish_reason"] for c in choices if c.get("finish_reason")), None)
     text = "".join(choice.get("text") or "" for choice in choices)
-    answer_id = next((chunk["id"] for chunk in chunks if chunk.get("id")), None)
-    choice = {"text": text, "finish_reason": finish}
-    return {"id": answer_id, "choices": [choice], "usage": usage}
+    return _head(chunks) | {"choices": [{"text": text, "finish_reason": finish}]}
 
 
 def _read_response(request: Json, response: Json) -> Transcript:

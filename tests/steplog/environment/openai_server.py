@@ -19,7 +19,7 @@ def chunks(text: str) -> Iterator[Json]:
 
 
 @contextmanager
-def running_server(say: Say) -> Iterator[str]:
+def running_server(say: Say, fingerprint: Callable[[], str | None] = lambda: None) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -32,6 +32,7 @@ def running_server(say: Say) -> Iterator[str]:
             told: Json = {"id": "a1", "object": "chat.completion", "created": 0, "model": "any"}
             told["choices"] = [{"index": 0, "message": message, "finish_reason": "stop"}]
             told["usage"] = {"prompt_tokens": 1, "completion_tokens": len(text), "total_tokens": 1}
+            told["system_fingerprint"] = fingerprint()
             self._send("application/json", json.dumps(told))
 
         def _send(self, kind: str, body: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from steplog import Environment, EnvironmentSettings, Rollout, evaluate
 from steplog.environment.backends.direct import Direct
+from steplog.environment.errors import EnvironmentFailed
 from steplog.environment.running import session
 from steplog.environment.running.journal import Journal
 from steplog.environment.running.session import Session
@@ -161,3 +162,53 @@ def test_before_a_trainer_has_sent_weights_there_is_nothing_to_evaluate() -> Non
     with running_server(lambda _: "x") as url:
         assert serve(Few(settings(url, eval_every_versions=1)), read, stop) is None
     assert evaluated() == []
+
+
+def answering(*versions: str) -> Callable[[], str]:
+    """What a gateway says in the answers, one after the other; the last goes on for ever."""
+    remaining = list(versions)
+    return lambda: remaining.pop(0) if len(remaining) > 1 else remaining[0]
+
+
+def recorded_versions(folder: Path) -> object:
+    return json.loads((folder / "metrics.json").read_text())["versions"]
+
+
+def test_the_result_says_which_versions_of_the_weights_answered() -> None:
+    with running_server(lambda _: "x", answering("1.9", "1.9,1.10", "1.10")) as url:
+        result = asyncio.run(evaluate(Few(settings(url, workers=1))))
+    assert result.versions == recorded_versions(result.folder) == {"1.9": 2, "1.10": 2}
+    row = result.tracker_row()
+    names = ("eval/versions", "eval/oldest_version", "eval/newest_version")
+    assert [row[name] for name in names] == [2, 9, 10]
+    with running_server(lambda _: "x") as url:
+        silent = asyncio.run(evaluate(Few(settings(url))))
+    assert recorded_versions(silent.folder) == {} and "eval/versions" not in silent.tracker_row()
+
+
+def test_items_that_older_weights_answered_are_repeated_until_one_version_answered_all() -> None:
+    """Two items are answered by version 4, the third by 5; then 4's are repeated."""
+    with running_server(lambda _: "x", answering("1.4", "1.4,1.5", "1.5")) as url:
+        chosen = settings(url, workers=1, eval_one_version=True)
+        result = asyncio.run(evaluate(Few(chosen)))
+    assert result.versions == {"1.5": 3}
+    samples = lines(result.folder / "samples.jsonl")
+    assert [sample["item"] for sample in samples] == [0, 1, 2]
+    assert result.metrics["reward"] == pytest.approx(1 / 3)
+
+
+def test_an_evaluation_at_one_version_fails_if_the_weights_never_stay() -> None:
+    versions = iter(range(1_000_000))
+    with (
+        running_server(lambda _: "x", lambda: f"1.{next(versions)}") as url,
+        pytest.raises(EnvironmentFailed, match="The weights changed in every round"),
+    ):
+        asyncio.run(evaluate(Few(settings(url, eval_one_version=True))))
+
+
+def test_an_evaluation_at_one_version_needs_answers_that_name_it() -> None:
+    with (
+        running_server(lambda _: "x") as url,
+        pytest.raises(EnvironmentFailed, match="through the gateway"),
+    ):
+        asyncio.run(evaluate(Few(settings(url, eval_one_version=True))))
