@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ from gateway.dialects.messages import Messages
 from gateway.dialects.request import Request
 from gateway.tokens.late_system_turns import MARK
 from gateway.tokens.renderer import Renderer
-from tests.gateway.client import ids_of
+from pool.connection import Connection
+from tests.gateway.client import chat, ids_of, prompts, said, text
+from tests.gateway.running import running_gateway
+from tests.gateway.stub_engine import StubEngine
 from tests.tiny_model import EOS, PLAIN, build_tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
@@ -128,3 +132,20 @@ def test_a_call_of_claude_code_is_rendered(made: Make) -> None:
     assert made(REFUSING).prompt(request).ids == ids_of(
         turn("system", "be brief") + turn("user", "hello") + turn("user", SHOWN) + ASSISTANT
     )
+
+
+@pytest.mark.broker
+def test_a_gateway_serves_late_system_turns_though_its_template_refuses_them(
+    log: Connection, stub: StubEngine, tmp_path: Path, uid: str, prompt_uid: str
+) -> None:
+    """It starts a gateway, because templates are probed when one starts."""
+    folder = build_tokenizer(tmp_path, REFUSING)
+    with running_gateway(log, [stub.url], folder) as gateway:
+        stub.script([said("well"), said("done")])
+        chat(gateway, uid, prompt_uid, [HELLO, NOTICE])
+        reply = chat(gateway, uid, prompt_uid, [HELLO, NOTICE, WELL, NEXT])
+        assert text(reply) == "done"
+        first, second = prompts(gateway, uid)
+    marked = turn("user", "hello") + turn("user", f"{MARK}\n{NOTICE['content']}")
+    assert first == ids_of(marked + "<|im_start|>assistant\n")
+    assert second[: len(first)] == first

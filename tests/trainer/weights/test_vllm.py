@@ -218,3 +218,27 @@ def test_an_engine_killed_during_a_sync_rejoins_with_the_newest_weights(
         assert len(weights.sync(Version(6, 3)).engines) == 2
         assert trainer.compare(engine).max < CLOSE and trainer.compare(again).max < CLOSE
     weights.close()
+
+
+@pytest.mark.parametrize("keep_kv", [False, True])
+def test_keys_and_values_are_found_after_an_update_only_if_they_are_kept(
+    engine: Engine, trainer: Trainer, keep_kv: bool
+) -> None:
+    incarnation = 8 + keep_kv
+    weights = trainer.weights(engine, keep_kv=keep_kv)
+    sampling = {"max_tokens": 1, "temperature": 1.0}
+    body = {"token_ids": PROMPT * 20, "sampling_params": sampling, "cache_salt": f"{incarnation}.1"}
+
+    def ask() -> float:
+        """Tokens of the prompt that were found in the cache."""
+        before = engine.metric("vllm:prefix_cache_hits_total")
+        engine.post("/inference/v1/generate", body)
+        return engine.metric("vllm:prefix_cache_hits_total") - before
+
+    weights.sync(Version(incarnation, 1))
+    assert ask() == 0
+    assert ask() > 0
+    trainer.step()
+    weights.sync(Version(incarnation, 2))
+    assert (ask() > 0) == keep_kv
+    weights.close()
