@@ -23,6 +23,8 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "structured_outputs": (),
 }
 """Values, besides null, that leave the model's distribution unchanged."""
+LOWEST_TEMPERATURE = 0.01
+"""vLLM samples at this temperature if a lower one is asked for, except 0, which is greedy decoding."""
 
 
 def untrainable_reason(sampling: Mapping[str, Any]) -> str | None:
@@ -32,6 +34,8 @@ def untrainable_reason(sampling: Mapping[str, Any]) -> str | None:
         return "greedy decoding: temperature is 0"
     if temperature is not None and not _is_positive_number(temperature):
         return f"temperature is {temperature!r}, which is not a positive number"
+    if temperature is not None and temperature < LOWEST_TEMPERATURE:
+        return f"temperature is {temperature}; vLLM samples at {LOWEST_TEMPERATURE} instead"
     changed = [
         name
         for name, neutral in NEUTRAL_VALUES.items()

@@ -180,6 +180,12 @@ def test_rounding_above_zero_is_no_problem() -> None:
     assert find_training_problem(trajectory(rounded)) is None
 
 
+def test_a_temperature_at_which_no_engine_samples_is_refused() -> None:
+    """Captured calls have the one that vLLM uses instead; others come with what an agent asked for."""
+    assert "vLLM samples at 0.01" in (problem(sampling='{"temperature": 0.005}') or "")
+    assert problem(sampling='{"temperature": 0.01}') is None
+
+
 def test_greedy_decoding_is_refused() -> None:
     assert problem(sampling='{"temperature": 0}') == (
         "step a cannot be trained: greedy decoding: temperature is 0"
