@@ -25,6 +25,7 @@ from trainer.model.exported_folder import write_folder
 from trainer.model.initial_weights import InitialWeights
 from trainer.model.minibatches import BatchSplitter, Minibatch, TrainingPack, work_metrics
 from trainer.model.mode_search import find_execution_mode
+from trainer.model.offload import LayerInputs, OffloadedAdamW
 from trainer.model.pack import Pack, make_pack
 from trainer.model.packed import PackedModel
 from trainer.model.settings import ExecutionSettings, LearnerSettings
@@ -70,9 +71,11 @@ class Learner:
             torch.use_deterministic_algorithms(True)
         if execution.gradient_checkpointing:
             causal.gradient_checkpointing_enable({"use_reentrant": False})
+        if execution.offload_activations:
+            LayerInputs(self.device).attach(causal)
         self.model, self.trained = self._place(causal, shard)
         self._reference = self._place_reference(reference, shard)
-        self.optimiser = _make_optimiser(self.trained, settings, self.device)
+        self.optimiser = _make_optimiser(self.trained, settings, execution, self.device)
         self.steps = 0
 
     @classmethod
@@ -225,11 +228,14 @@ def _dtype(settings: LearnerSettings, device: Any) -> Any:
     return getattr(torch, settings.dtype)
 
 
-def _make_optimiser(trained: TrainedParameters, settings: LearnerSettings, device: Any) -> Any:
+def _make_optimiser(
+    trained: TrainedParameters, settings: LearnerSettings, execution: ExecutionSettings, device: Any
+) -> Any:
     weights = list(trained.parameters.values())
     kinds = [w for w in weights if w.ndim > 1], [w for w in weights if w.ndim <= 1]
     groups = [{"params": kind, "weight_decay": _decay(settings, kind)} for kind in kinds if kind]
-    return torch.optim.AdamW(
+    adamw = OffloadedAdamW if execution.offload_optimiser else torch.optim.AdamW
+    return adamw(
         groups,
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),

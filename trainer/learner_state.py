@@ -11,6 +11,7 @@ import torch
 
 from trainer.checkpoints.saved_state import SavedState
 from trainer.learner import Learner
+from trainer.model.offload import empty_average
 
 Tensor = Any
 
@@ -43,7 +44,7 @@ def restore_state(learner: Learner, saved: SavedState) -> None:
         for field in ("step", "exp_avg", "exp_avg_sq"):
             key = _optimiser_key(field, name)
             if key in saved.shapes:  # a weight that never had a gradient has none of them
-                tensors[key] = _empty(field, weight, learner.device)
+                tensors[key] = _empty(field, weight, learner)
                 learner.optimiser.state[weight][field] = tensors[key]
     saved.read_into(tensors)
     learner.steps = int(steps)
@@ -61,6 +62,8 @@ def _optimiser_key(field: str, name: str) -> str:
     return f"optimiser.{field}.{name}"
 
 
-def _empty(field: str, weight: Tensor, device: Any) -> Tensor:
-    """Memory for a value of AdamW: the step counter, or an average in the shape of its weight."""
-    return torch.zeros((), device=device) if field == "step" else torch.zeros_like(weight.detach())
+def _empty(field: str, weight: Tensor, learner: Learner) -> Tensor:
+    """Memory for a value of AdamW: the step counter, or an average."""
+    if field == "step":
+        return torch.zeros((), device=learner.device)
+    return empty_average(weight, is_offloaded=learner.execution.offload_optimiser)

@@ -26,9 +26,25 @@ class ExecutionSettings(BaseModel):
     gradient_checkpointing: bool = Field(
         False, description="recompute layers in the backward pass: less memory, but a third slower"
     )
+    offload_activations: bool = Field(
+        False,
+        description="keep the inputs of recomputed layers in CPU memory until the backward pass, for "
+        "very long rows; needs gradient_checkpointing",
+    )
+    offload_optimiser: bool = Field(
+        False,
+        description="keep AdamW's averages, 8 bytes per trained weight, in CPU memory between "
+        "optimizer steps",
+    )
     compile: bool = Field(
         True, description="on GPUs, compile the layers: nearly twice as fast after the first step"
     )
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> Self:
+        if self.offload_activations and not self.gradient_checkpointing:
+            raise ValueError("offload_activations needs gradient_checkpointing")
+        return self
 
 
 class LearnerSettings(BaseModel):
