@@ -64,7 +64,7 @@ def plan_packs(groups: Sequence[GroupTrees], budget: int, ranks: int, equal_leng
     """The plan with the shortest duration, over trees of several sizes. `budget` is the largest number
     of tokens in a pack; a tree above it gets a pack of its own. With 0, every tree does."""
     plans: dict[tuple[Tree, ...], Plan] = {}
-    for part in PARTS:
+    for part in PARTS if ranks > 1 else PARTS[:1]:
         trees = tuple(tree for group in groups for tree in group.cut(max(budget // part, 1)))
         if trees not in plans:
             plans[trees] = pack_trees(trees, budget, ranks, equal_length)

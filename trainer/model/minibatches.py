@@ -11,13 +11,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from trainer.algorithm.aggregation import SampleCounts, token_weights
 from trainer.algorithm.settings import LossSettings
 from trainer.data.packing import Plan, plan_packs
 from trainer.data.trees import GroupTrees, Tree
-from trainer.model.pack import Pack, make_pack, padding_to, trained_values
+from trainer.model.pack import Pack, make_pack, padding_to, to_device, trained_values
 from trainer.model.sharding import Ranks
 
 if TYPE_CHECKING:
@@ -144,15 +143,12 @@ class BatchSplitter:
         ages = batch.version - 1 - trained_values(rows, "versions").astype(np.int64)
         return TrainingPack(
             pack=make_pack(rows, self.device, self._padding(trees, passes), shared),
-            behaviour=self._to_device(trained_values(rows, "behaviour")),
-            advantages=self._to_device(_token_advantages(rows, advantages, counts)),
-            weights=self._to_device(np.repeat(weights, counts)),
-            samples=self._to_device(np.repeat(samples, counts)),
-            ages=self._to_device(ages),
+            behaviour=to_device(trained_values(rows, "behaviour"), self.device),
+            advantages=to_device(_token_advantages(rows, advantages, counts), self.device),
+            weights=to_device(np.repeat(weights, counts), self.device),
+            samples=to_device(np.repeat(samples, counts), self.device),
+            ages=to_device(ages, self.device),
         )
-
-    def _to_device(self, array: Any) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
 def work_metrics(

@@ -75,14 +75,14 @@ def make_pack(
     before = [path[places - 1] for path, places in zip(layout.paths, targets, strict=False)]
     bounds = np.array([*layout.starts, len(ids)], np.int32)
     return Pack(
-        ids=_to_device(device, ids.astype(np.int64)),
-        positions=_to_device(device, layout.positions),
-        bounds=_to_device(device, bounds),
+        ids=to_device(ids.astype(np.int64), device),
+        positions=to_device(layout.positions, device),
+        bounds=to_device(bounds, device),
         lengths=tuple(np.diff(bounds).tolist()),
         counts=(*map(len, targets), *(0 for _ in padding)),
-        predicting=_to_device(device, np.concatenate([np.zeros(0, np.int64), *before])),
-        targets=_to_device(device, trained_values(rows, "ids").astype(np.int64)),
-        temperatures=_to_device(device, trained_values(rows, "temperatures")),
+        predicting=to_device(np.concatenate([np.zeros(0, np.int64), *before]), device),
+        targets=to_device(trained_values(rows, "ids").astype(np.int64), device),
+        temperatures=to_device(trained_values(rows, "temperatures"), device),
         ends=layout.ends,
         is_shared=any(shared),
     )
@@ -117,5 +117,10 @@ def _lay_out(lengths: Sequence[int], shared: Sequence[int]) -> _Layout:
     return _Layout(paths, positions, ends, starts)
 
 
-def _to_device(device: Any, array: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+def to_device(array: NDArray[Any], device: Any) -> Tensor:
+    """A copy on the device, from pinned memory: other memory is copied when the device has nothing to
+    do."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -7,11 +7,10 @@ rows.
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask
 
-from trainer.model.pack import Pack
+from trainer.model.pack import Pack, to_device
 
 Tensor = Any
 Ints = NDArray[np.int32]
@@ -34,7 +33,7 @@ def _tree_mask(ends: Ints, device: Any) -> Tensor | None:
         return None
     places = np.arange(len(ends))
     sees = (places[None, :] <= places[:, None]) & (places[:, None] < ends[None, :])
-    return torch.from_numpy(sees).to(device)
+    return to_device(sees, device)
 
 
 def block_mask(pack: Pack) -> BlockMask:
@@ -44,15 +43,12 @@ def block_mask(pack: Pack) -> BlockMask:
     grows with the square of their number.
     """
     device, size = pack.ids.device, len(pack.ends)
-    ends = torch.from_numpy(pack.ends).to(device, non_blocking=True)
+    ends = to_device(pack.ends, device)
 
     def is_visible(_batch: Any, _head: Any, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < ends[key])
 
-    lists = [
-        torch.from_numpy(array)[None, None].to(device, non_blocking=True)
-        for array in block_lists(pack.ends)
-    ]
+    lists = [to_device(array, device)[None, None] for array in block_lists(pack.ends)]
     return BlockMask.from_kv_blocks(
         *lists, BLOCK_SIZE=BLOCK, mask_mod=is_visible, seq_lengths=(size, size)
     )
