@@ -21,7 +21,7 @@ _TRAINER = (
     "ranks",
     "service",
 )
-_WEIGHTS = ("fleet", "nccl", "packing", "ranks", "vllm")
+_WEIGHTS = ("adapters", "fleet", "nccl", "packing", "ranks", "vllm", "vllm_lora")
 PLACES = (
     *("gateway/real_engine", "gateway/atropos/test_acceptance.py"),
     *("gateway/atropos/test_bare_servers.py", "gateway/atropos/test_training.py"),

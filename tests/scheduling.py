@@ -10,7 +10,7 @@ GROUPS = {
     "tests/gateway/real_engine/": "vLLM",
     "tests/steplog/environment/test_real_engine.py": "vLLM",
     "tests/gateway/atropos/test_training.py": "vLLM",
-    "tests/trainer/weights/test_vllm.py": "vLLM",
+    "tests/trainer/weights/test_vllm": "vLLM",
     "tests/telemetry/test_logs.py": "telemetry",
     "tests/telemetry/test_traces.py": "telemetry",
 }

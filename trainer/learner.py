@@ -21,6 +21,7 @@ from trainer.algorithm.objective import Tokens, objective
 from trainer.algorithm.settings import LossSettings
 from trainer.algorithm.statistics import PackStatistics
 from trainer.model import loading
+from trainer.model.adapters import AdapterWeights
 from trainer.model.exported_folder import write_folder
 from trainer.model.initial_weights import InitialWeights
 from trainer.model.minibatches import BatchSplitter, Minibatch, TrainingPack, work_metrics
@@ -136,15 +137,21 @@ class Learner:
         )
         return splitter.minibatches(batch)
 
-    def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """The log-prob of each id, given those before it, at temperature 1; 0 for the first."""
-        pack = make_pack([plain_row(ids)], self.device)
+    def logprobs(self, ids: NDArray[np.int32], temperature: float = 1.0) -> NDArray[np.float32]:
+        """The log-prob of each id, given those before it; 0 for the first."""
+        pack = make_pack([plain_row(ids, temperature)], self.device)
         values = self._logprobs_without_gradient(pack, self.model).float().cpu().numpy()
         return np.concatenate([np.zeros(1, np.float32), values])
 
     def weights(self, dtype: torch.dtype = torch.bfloat16) -> loading.TrainedWeights:
-        """The weights that engines get: all of them, with adapters merged."""
-        return loading.TrainedWeights(self.model.causal, self.trained, dtype)
+        """The weights of the whole model, with adapters merged."""
+        return loading.TrainedWeights(self.model.causal, self.trained, dtype, lambda: self.steps)
+
+    def adapters(self) -> AdapterWeights | None:
+        """The adapters alone, for engines that have LoRA layers; None if all weights are trained."""
+        if not self.settings.lora_rank:
+            return None
+        return AdapterWeights(self.model.causal, self.trained)
 
     def export(self, model_folder: str | Path, target: Path, dtype: torch.dtype) -> None:
         """Writes a Hugging Face folder; other files than weights are copied from the model's folder."""

@@ -32,7 +32,7 @@ from trainer.preparation import BatchPreparation
 from trainer.progress.idle import idle_metrics
 from trainer.progress.reporter import ProgressReporter
 from trainer.progress.run_status import StepReport
-from trainer.rank_orders import BatchOrder, RankOrders
+from trainer.rank_orders import BatchOrder, LogprobsOrder, RankOrders
 from trainer.saving import Saving
 from trainer.settings import TrainSettings
 from trainer.training import DecisionTraining, TrainingResult
@@ -178,9 +178,10 @@ class TrainingLoop:
             except EngineCallFailed as error:
                 self._progress.raise_alarm(f"engine: {error}")
 
-    def _logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        self._orders.send("logprobs", ids.tobytes())
-        return self._training.learner.logprobs(ids)
+    def _logprobs(self, ids: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
+        order = LogprobsOrder(ids.tobytes(), temperature)
+        self._orders.send("logprobs", msgspec.msgpack.encode(order))
+        return self._training.learner.logprobs(ids, temperature)
 
     # One step
 

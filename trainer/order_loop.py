@@ -1,11 +1,12 @@
 """The loop of non-zero ranks: executes the orders of rank 0."""
 
+import msgspec
 import numpy as np
 
 from pool.core.versions import Version
 from schemas import Codec
 from trainer.preparation import BatchPreparation
-from trainer.rank_orders import BatchOrder, RankOrders
+from trainer.rank_orders import BatchOrder, LogprobsOrder, RankOrders
 from trainer.training import DecisionTraining
 from trainer.weights.fleet import EngineFleet
 
@@ -32,7 +33,8 @@ def execute_orders(
             case "catch_up":
                 fleet.catch_up()
             case "logprobs":
-                training.learner.logprobs(np.frombuffer(order.content, np.int32))
+                asked = msgspec.msgpack.decode(order.content, type=LogprobsOrder)
+                training.learner.logprobs(np.frombuffer(asked.ids, np.int32), asked.temperature)
             case "save":
                 training.save()
             case "export":

@@ -47,6 +47,13 @@ class BatchOrder(msgspec.Struct, frozen=True):
         return decision
 
 
+class LogprobsOrder(msgspec.Struct):
+    """Content of the order `logprobs`."""
+
+    ids: bytes
+    temperature: float
+
+
 class RankOrders:
     """Broadcasts orders; with a single rank it does nothing. A rank that receives nothing for half an
     hour fails with torch's timeout, so rank 0 also sends orders while it waits."""

@@ -227,7 +227,12 @@ def _make_preparation(
 def _make_fleet(settings: TrainSettings, learner: Learner) -> EngineFleet:
     dtype = getattr(torch, settings.weights_dtype) if settings.weights_dtype else learner.dtype
     ranks = RankGroup() if learner.ranks.world > 1 else SingleRank()
-    return EngineFleet(section(settings, WeightsSettings), learner.weights(dtype), ranks=ranks)
+    return EngineFleet(
+        section(settings, WeightsSettings),
+        learner.weights(dtype),
+        ranks=ranks,
+        adapters=learner.adapters(),
+    )
 
 
 def _recorded_fields(settings: TrainSettings) -> Callable[[int], dict[str, Any]]:

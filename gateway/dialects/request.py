@@ -13,6 +13,8 @@ from gateway.errors import BadRequest
 Message = dict[str, Any]
 """A chat message in OpenAI's shape, as chat templates take it: text content, arguments as objects."""
 Tool = dict[str, Any]
+LOWEST_TEMPERATURE = 0.01
+"""vLLM samples at this temperature if a lower one is asked for, except 0, which is greedy decoding."""
 
 
 class Request(msgspec.Struct, kw_only=True, gc=False):
@@ -45,8 +47,13 @@ class Request(msgspec.Struct, kw_only=True, gc=False):
 
     def __post_init__(self) -> None:
         temperature = self.sampling.get("temperature")
-        if temperature is not None and temperature < 0:
+        if temperature is None:
+            return
+        if temperature < 0:
             raise BadRequest("temperature must not be negative.", param="temperature")
+        if 0 < temperature < LOWEST_TEMPERATURE:
+            # So that the Step records the temperature that its logprobs are for.
+            self.sampling = self.sampling | {"temperature": LOWEST_TEMPERATURE}
 
 
 class ToolCall(msgspec.Struct, kw_only=True):

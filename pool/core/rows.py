@@ -52,11 +52,12 @@ class Row:
         return len(self.ids)
 
 
-def plain_row(ids: NDArray[np.int32]) -> Row:
+def plain_row(ids: NDArray[np.int32], temperature: float = 1.0) -> Row:
     """A row of ids that were not sampled, all of them targets: to compute a model's logprobs."""
     nothing = np.zeros(len(ids), np.float32)
     trained = np.arange(len(ids)) > 0
-    return Row(ids, trained, nothing, np.zeros(len(ids), np.int32), nothing + 1)
+    temperatures = np.full(len(ids), temperature, np.float32)
+    return Row(ids, trained, nothing, np.zeros(len(ids), np.int32), temperatures)
 
 
 @dataclass(slots=True)

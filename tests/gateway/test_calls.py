@@ -422,6 +422,20 @@ def test_settings_reach_the_engine(
     assert json.loads(only_step(gateway, uid).sampling) == given
 
 
+@pytest.mark.parametrize(("asked", "used"), [(0.001, 0.01), (1e-6, 0.01), (0.01, 0.01), (0, 0)])
+def test_a_step_has_the_temperature_that_the_engine_uses(
+    gateway: RunningGateway,
+    stub: StubEngine,
+    uid: str,
+    prompt_uid: str,
+    asked: float,
+    used: float,
+) -> None:
+    assert chat(gateway, uid, prompt_uid, temperature=asked).status == 200
+    assert stub.requests()[-1]["sampling_params"]["temperature"] == used
+    assert json.loads(only_step(gateway, uid).sampling)["temperature"] == used
+
+
 def test_max_completion_tokens_and_response_format_reach_the_engine(
     gateway: RunningGateway, stub: StubEngine, uid: str, prompt_uid: str
 ) -> None:

@@ -375,3 +375,12 @@ def test_a_decision_does_not_say_how_large_packs_are() -> None:
     assert made.settings.learning_rate == 1e-4
     (minibatch,) = made.minibatches(small.batch())
     assert len(minibatch.packs) > 2
+
+
+def test_logprobs_are_those_of_the_temperature() -> None:
+    made = learner()
+    ids = small.row(12, 1).ids
+    with torch.no_grad():
+        logits = small.model()(torch.tensor(ids[None].astype(np.int64))).logits[0, :-1]
+    expected = torch.log_softmax(logits / 1.5, -1)[range(11), ids[1:]]
+    np.testing.assert_allclose(made.logprobs(ids, 1.5)[1:], expected, atol=1e-5)

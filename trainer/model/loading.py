@@ -5,7 +5,7 @@ engine that can load the folder accepts them.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from servicekit.distribution import install_command
 from servicekit.errors import Fatal
+from trainer.model.adapters import find_adapters, parameter_name, round_at_random
 from trainer.model.initial_weights import ADAPTED, ADAPTER
 from trainer.model.sharding import TrainedParameters, gather
 from trainer.weights.source import Parameter
@@ -100,15 +101,24 @@ class TrainedWeights:
     are cast before they are gathered, which gives the same values with half of the traffic.
     """
 
-    def __init__(self, causal: Any, trained: TrainedParameters, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        causal: Any,
+        trained: TrainedParameters,
+        dtype: torch.dtype,
+        steps: Callable[[], int],
+    ) -> None:
+        """`steps` returns the number of optimizer steps, which decides how merged weights are
+        rounded."""
         self._causal = causal
+        self._steps = steps
         self._dtype = dtype
         # Names in the packed model start with the name of its only child.
         masters = {name.partition(".")[2]: weight for name, weight in trained.parameters.items()}
         self._weights = {
             name: masters.get(name, weight) for name, weight in causal.named_parameters()
         }
-        self._scalings = _scalings(causal)
+        self._scalings = find_adapters(causal)
 
     def metadata(self) -> list[Parameter]:
         return [
@@ -140,20 +150,11 @@ class TrainedWeights:
         if module not in self._scalings:
             return gather(weight.to(self._dtype))
         down, up = (
-            gather(self._weights[f"{module}.lora_{which}.default.weight"]).float()
-            for which in ("A", "B")
+            gather(self._weights[parameter_name(module, matrix)]).float() for matrix in "AB"
         )
-        return (gather(weight).float() + self._scalings[module] * (up @ down)).to(self._dtype)
+        merged = gather(weight).float() + self._scalings[module] * (up @ down)
+        return round_at_random(merged, self._dtype, f"{self._steps()} {name}")
 
     def _as_saved(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         plain = {name.replace(ADAPTED, "."): weight for name, weight in weights.items()}
         return dict(revert_weight_conversion(self._causal, plain))
-
-
-def _scalings(causal: Any) -> dict[str, float]:
-    """The scaling of each module that has an adapter."""
-    return {
-        name: float(module.scaling["default"])
-        for name, module in causal.named_modules()
-        if hasattr(module, "lora_A") and hasattr(module, "scaling")
-    }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pool.core.versions import Version
+from trainer.weights import plugin
 
 NO_LABEL = "none"
 """The label of weights that belong to no version, because an update was interrupted."""
@@ -63,6 +64,14 @@ class EngineControl:
 
     def label(self, timeout: float, phase: str) -> str:
         return str(self._get(phase, "/weight_info", "weight_version", timeout))
+
+    def largest_adapter(self, timeout: float) -> int | None:
+        """The largest rank of LoRA adapters that it can be sent; None if it takes whole models only."""
+        config = self._get("look", "/server_info?config_format=json", "vllm_config", timeout)
+        lora, transfer = config.get("lora_config"), config.get("weight_transfer_config")
+        if lora is None or transfer is None or transfer["backend"] not in plugin.ENGINES:
+            return None
+        return int(lora["max_lora_rank"])
 
     def pause(self, timeout: float, keep_kv: bool = False) -> None:
         """Pauses generation; running calls continue after `resume`. The caches are emptied, and running

@@ -3,6 +3,7 @@
 * An engine that fails stays paused and out of routing until `catch_up` has sent it the version.
 * A version is complete when every reachable engine has confirmed it.
 * Within an incarnation an engine's version never decreases.
+* An engine with LoRA layers gets the adapters alone, if adapters are trained; others get whole models.
 """
 
 import logging
@@ -15,7 +16,7 @@ import msgspec
 from pool.core.versions import Version
 from trainer.weights.ranks import AnnouncedSource, RankGroup, SingleRank, read_along
 from trainer.weights.settings import WeightsSettings
-from trainer.weights.source import WeightSource
+from trainer.weights.source import AdapterSource, WeightSource
 from trainer.weights.sync import EngineFailure, SyncReport, VersionSync
 from trainer.weights.transfer_group import EngineMember, TransferGroup
 from trainer.weights.transport import Transport
@@ -55,17 +56,27 @@ class EngineFleet:
         transport: Transport | None = None,
         ranks: SingleRank | RankGroup | None = None,
         now: Callable[[], float] = time.monotonic,
+        adapters: AdapterSource | None = None,
     ) -> None:
+        """`source` is the whole model; `adapters` is what is trained of it, if that is not all."""
         self.version: Version | None = None
         """The version that the engines should have."""
         self._settings = settings
         self._ranks = ranks or SingleRank()
-        self._unannounced = source
-        self._source = AnnouncedSource(source, self._ranks)
+        self._unannounced: list[WeightSource] = [source]
+        self._sources = {False: AnnouncedSource(source, self._ranks)}
+        """What an engine is sent, by whether it takes adapters."""
+        self._adapter_rank = 0
+        if adapters is not None:
+            self._unannounced.append(adapters)
+            self._sources[True] = AnnouncedSource(adapters, self._ranks, number=1)
+            self._adapter_rank = adapters.rank
         self._transport = transport or _make_transport(settings)
         self._engines = EngineList(settings.engines, settings.engines_file)
         self._now = now
-        self._group: TransferGroup | None = None
+        self._groups: dict[bool, TransferGroup | None] = {}
+        """The last transfer group for each source."""
+        self._takes_adapter: dict[str, bool] = {}
         self._labels: dict[str, str] = {}
         """The label that we last set on each engine; if it differs now, the engine was restarted."""
         self._retry_at: dict[str, float] = {}
@@ -90,8 +101,9 @@ class EngineFleet:
         return report if report.passes or report.failures else None
 
     def close(self) -> None:
-        _close(self._group)
-        self._group = None
+        for group in self._groups.values():
+            _close(group)
+        self._groups.clear()
 
     def _lead_or_follow(self, lead: Callable[[], SyncReport]) -> SyncReport:
         if not self._ranks.is_leader:
@@ -108,28 +120,47 @@ class EngineFleet:
 
     def _sync(self, version: Version, urls: list[str], reuse: bool) -> SyncReport:
         """`reuse` says whether to use the last transfer group again, and to keep this one."""
-        sync = VersionSync(version, self._settings, self._transport, self._source)
-        members = sync.pause(sync.find_members(urls))
-        if members:
-            group = self._group_of(members) if reuse else TransferGroup(members, self._settings)
-            intact = sync.send_to(group)
-            if reuse:
-                self._group = intact
-            else:
-                _close(intact)
+        sync = VersionSync(version, self._settings, self._transport)
+        members = sync.find_members(urls)
+        if self._adapter_rank:
+            members = sync.choose_adapters(members, self._adapter_rank)
+            self._log_kinds(members)
+        members = sync.pause(members)
+        for kind, source in self._sources.items():
+            receivers = [member for member in members if member.takes_adapter == kind]
+            if receivers and reuse:
+                self._groups[kind] = sync.send_to(self._group_of(receivers, kind))
+            elif receivers:
+                _close(sync.send_to(TransferGroup(receivers, source, self._settings)))
         report = sync.report()
         self._note_result(urls, report)
         return report
 
-    def _group_of(self, members: list[EngineMember]) -> TransferGroup:
+    def _log_kinds(self, members: list[EngineMember]) -> None:
+        """Says for each engine once whether it gets adapters or merged weights."""
+        for member in members:
+            url = member.engine.url
+            if self._takes_adapter.get(url) == member.takes_adapter:
+                continue
+            self._takes_adapter[url] = member.takes_adapter
+            if member.takes_adapter:
+                log.info("engine %s gets the LoRA adapters", url)
+            else:
+                log.info(
+                    "engine %s gets the model with the LoRA adapters merged; start it with "
+                    "--enable-lora --max-lora-rank %d to send it the adapters alone",
+                    url, self._adapter_rank,
+                )  # fmt: skip
+
+    def _group_of(self, members: list[EngineMember], kind: bool) -> TransferGroup:
         """The last transfer group if it has the same engines and none was restarted, else a new one."""
-        group, self._group = self._group, None
+        group = self._groups.pop(kind, None)
         unchanged = all(self._labels.get(m.engine.url) == m.state.label for m in members)
         if group is not None and unchanged and group.keys == [member.key for member in members]:
             group.refresh(members)
             return group
         _close(group)
-        return TransferGroup(members, self._settings)
+        return TransferGroup(members, self._sources[kind], self._settings)
 
     def _note_result(self, urls: list[str], report: SyncReport) -> None:
         self._labels |= dict.fromkeys(report.engines, report.version)

@@ -1,4 +1,5 @@
-"""The plugin that vLLM loads in each of its processes: it registers our weight transfer engines.
+"""The plugin that vLLM loads in each of its processes: it registers our weight transfer engines, and
+lets requests use the LoRA adapter that the trainer sends.
 
 --weight-transfer-config '{"backend": "gloo"}'           on CPUs
 --weight-transfer-config '{"backend": "steplog_nccl"}'   on GPUs; vLLM's own "nccl" works as well,
@@ -17,3 +18,6 @@ def register() -> None:
     for name, kind in ENGINES.items():
         with suppress(ValueError):  # registered before: vLLM may load plugins more than once
             WeightTransferEngineFactory.register_engine(name, "trainer.weights.worker", kind)
+    from trainer.weights.lora import add_adapter_to_requests
+
+    add_adapter_to_requests(ENGINES)

@@ -30,6 +30,14 @@ class WeightSource(Protocol):
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]: ...
 
 
+class AdapterSource(WeightSource, Protocol):
+    """The weights of LoRA adapters; matrix A or B of a module is MODULE.lora_A.weight or B, with the
+    scaling in B."""
+
+    @property
+    def rank(self) -> int: ...
+
+
 class ModuleSource:
     """The parameters of a module. Shards are gathered one by one, and every rank must take part."""
 

@@ -13,7 +13,6 @@ import msgspec
 
 from pool.core.versions import Version
 from trainer.weights.engine import EngineCallFailed, EngineControl
-from trainer.weights.ranks import AnnouncedSource
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.source import total_bytes
 from trainer.weights.transfer_group import (
@@ -63,32 +62,25 @@ class SyncReport(msgspec.Struct, frozen=True):
 class VersionSync:
     """Sends one version to some engines."""
 
-    def __init__(
-        self,
-        version: Version,
-        settings: WeightsSettings,
-        transport: Transport,
-        source: AnnouncedSource,
-    ) -> None:
+    def __init__(self, version: Version, settings: WeightsSettings, transport: Transport) -> None:
         self._version = version
         self._settings = settings
         self._transport = transport
-        self._source = source
-        self._earlier_passes = source.passes
+        self._passes = 0
+        self._bytes = 0
         self._times = PhaseTimes()
         self._urls: list[str] = []
         self._serving: set[str] = set()
         self._failures: dict[str, EngineFailure] = {}
 
     def report(self) -> SyncReport:
-        passes = self._source.passes - self._earlier_passes
         return SyncReport(
             version=str(self._version),
             engines=tuple(url for url in self._urls if url in self._serving),
             failures=tuple(self._failures.values()),
             seconds=dict(self._times.seconds),
-            bytes=passes * total_bytes(self._source) if passes else 0,
-            passes=passes,
+            bytes=self._bytes,
+            passes=self._passes,
         )
 
     def find_members(self, urls: list[str]) -> list[EngineMember]:
@@ -105,6 +97,27 @@ class VersionSync:
             if self._needs(member):
                 members.append(member)
         return members
+
+    def choose_adapters(self, members: list[EngineMember], rank: int) -> list[EngineMember]:
+        """Finds out which engines take LoRA adapters of this rank; the others get the whole model."""
+
+        def look(engine: EngineControl) -> int | None:
+            largest = engine.largest_adapter(self._settings.weights_start_s)
+            if largest is not None and largest < rank:
+                raise EngineCallFailed(
+                    engine.url,
+                    "look",
+                    f"it takes adapters up to rank {largest}, but lora_rank is {rank}: restart it "
+                    f"with --max-lora-rank {rank} or the next larger rank that vLLM allows",
+                    answered=True,
+                )
+            return largest
+
+        largest = dict(self._each("look", [member.engine for member in members], look))
+        known = [member for member in members if member.engine in largest]
+        for member in known:
+            member.takes_adapter = largest[member.engine] is not None
+        return known
 
     def _needs(self, member: EngineMember) -> bool:
         engine, state = member.engine, member.state
@@ -150,15 +163,19 @@ class VersionSync:
     def _attempt(self, group: TransferGroup) -> bool:
         """Sends once; True if no member failed. Members that have the version resume at once."""
         error: Exception | None = None
+        earlier_passes = group.source.passes
         try:
-            group.send(str(self._version), self._transport, self._source, self._times)
+            group.send(str(self._version), self._transport, self._times)
         except (TransferIncomplete, TransportFailed) as caught:
             error = caught
             group.close()
-            self._source.complete_pass()
+            group.source.complete_pass()
         except BaseException:
             group.close()
             raise
+        if group.source.passes > earlier_passes:
+            self._passes += 1
+            self._bytes += total_bytes(group.source)
         self._serve(group.finished)
         self._assign_failures(group, error)
         return error is None
@@ -182,8 +199,8 @@ class VersionSync:
         if not remaining:
             return []
         if failed:
-            return [TransferGroup(remaining, self._settings)]
-        return [TransferGroup([member], self._settings) for member in remaining]
+            return [TransferGroup(remaining, group.source, self._settings)]
+        return [TransferGroup([member], group.source, self._settings) for member in remaining]
 
     def _serve(self, finished: list[EngineMember]) -> None:
         confirmed = self._phase("confirm", finished, self._confirm)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.weights.engine import EngineCallFailed, EngineControl, EngineState
+from trainer.weights.ranks import AnnouncedSource
 from trainer.weights.settings import WeightsSettings
-from trainer.weights.source import WeightSource
 from trainer.weights.transport import Transport, WeightSender, in_background
 
 COLLECTIVE = ("join", "update")
@@ -35,6 +35,8 @@ class EngineMember:
     """Its state when it was last read."""
     has_open_update: bool
     """Whether an update may have been started and not finished."""
+    takes_adapter: bool = False
+    """Whether it is sent LoRA adapters, and not the whole model."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -59,8 +61,11 @@ class PhaseTimes:
 class TransferGroup:
     """Implements vLLM's `VLLMWeightSyncClient` for all members at once."""
 
-    def __init__(self, members: Sequence[EngineMember], settings: WeightsSettings) -> None:
+    def __init__(
+        self, members: Sequence[EngineMember], source: AnnouncedSource, settings: WeightsSettings
+    ) -> None:
         self.members = tuple(members)
+        self.source = source
         self.failures: dict[EngineMember, EngineCallFailed] = {}
         self.finished: list[EngineMember] = []
         self._settings = settings
@@ -77,14 +82,12 @@ class TransferGroup:
         """Takes over the newly read states of the same engines."""
         self.members = tuple(members)
 
-    def send(
-        self, label: str, transport: Transport, source: WeightSource, times: PhaseTimes
-    ) -> None:
+    def send(self, label: str, transport: Transport, times: PhaseTimes) -> None:
         self._label, self._times = label, times
         self.failures, self.finished = {}, []
         if self._sender is None:
             workers = sum(member.state.world_size for member in self.members)
-            self._sender = transport.join(self, source, workers)
+            self._sender = transport.join(self, self.source, workers)
         self._sender.send_weights()
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from trainer.weights.gloo_group import GlooInit, GlooReceiver, GlooUpdate
+from trainer.weights.lora import AdapterSlot, check_is_adapter
 from trainer.weights.nccl import GIVEN_UP, NO_NCCL, GuardedCommunicator
 from trainer.weights.transport import in_background
 
@@ -28,7 +29,36 @@ STALL_S = 120.0
 POLL_S = 0.2
 
 
-class GlooEngine(WeightTransferEngine):
+class AdapterUpdates(WeightTransferEngine):
+    """Lets updates of an engine with LoRA layers go to its adapter, and not to its model."""
+
+    def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
+        super().__init__(config, vllm_config, device, model)
+        has_lora = vllm_config.lora_config is not None
+        self._adapter = AdapterSlot(model, vllm_config) if has_lora else None
+
+    def start_weight_update(self) -> None:
+        if self._adapter is None:
+            super().start_weight_update()
+        else:
+            self._adapter.start()
+            self.set_weight_update_target(self._adapter, self.model_config)
+
+    def receive_weights(self, update_info: Any) -> None:
+        if self._adapter is not None:
+            check_is_adapter(update_info.names)
+        super().receive_weights(update_info)
+        if self._adapter is not None:
+            self._adapter.complete()
+
+    def finish_weight_update(self) -> None:
+        if self._adapter is None:
+            super().finish_weight_update()
+        else:
+            self._adapter.finish()
+
+
+class GlooReceiving(WeightTransferEngine):
     """Receives weights through `trainer.weights.gloo_group`."""
 
     init_info_cls = GlooInit
@@ -79,7 +109,11 @@ class GlooEngine(WeightTransferEngine):
             self._receiver = None
 
 
-class NcclEngine(NCCLWeightTransferEngine):
+class GlooEngine(AdapterUpdates, GlooReceiving):
+    """The engine of `"backend": "gloo"`."""
+
+
+class NcclReceiving(NCCLWeightTransferEngine):
     """vLLM's own NCCL engine, extended by time limits.
 
     When an engine or the trainer dies, NCCL lets all others hang in their broadcast, and vLLM with
@@ -119,6 +153,10 @@ class NcclEngine(NCCLWeightTransferEngine):
             raise RuntimeError(
                 "the process group was aborted: the trainer ended it, or sent nothing for too long"
             )
+
+
+class NcclEngine(AdapterUpdates, NcclReceiving):
+    """The engine of `"backend": "steplog_nccl"`."""
 
 
 class WatchedCommunicator:

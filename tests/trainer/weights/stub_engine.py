@@ -46,6 +46,7 @@ class Refused(Exception):
 @dataclass
 class Stub:
     world_size: int
+    adapter_rank: int | None = None
     label: str = "default"
     paused: bool = False
     active: bool = False
@@ -64,10 +65,16 @@ class Stub:
         answers: dict[str, Json] = {
             "/is_paused": {"is_paused": self.paused},
             "/get_world_size": {"world_size": self.world_size},
+            "/server_info?config_format=json": {"vllm_config": self.config()},
             "/stub/seen": {"seen": self.seen, "pauses": self.pauses},
             "/stub/weights": {"weights": [self.weights[rank] for rank in sorted(self.weights)]},
         }
         return answers[path]
+
+    def config(self) -> Json:
+        """As vLLM tells it; with LoRA layers if there is a rank."""
+        lora = self.adapter_rank and {"max_lora_rank": self.adapter_rank}
+        return {"lora_config": lora, "weight_transfer_config": {"backend": "gloo"}}
 
     def post(self, path: str, body: Json) -> Json:
         path, _, query = path.partition("?")
@@ -166,8 +173,8 @@ class Stub:
         return [results[rank] for rank in range(self.world_size)]
 
 
-def serve(port: int, world_size: int) -> None:
-    stub = Stub(world_size)
+def serve(port: int, world_size: int, adapter_rank: int | None) -> None:
+    stub = Stub(world_size, adapter_rank)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -203,16 +210,17 @@ _processes.set_forkserver_preload([__name__])
 class StubEngine:
     """A running stub, seen from a test."""
 
-    def __init__(self, world_size: int = 1) -> None:
+    def __init__(self, world_size: int = 1, adapter_rank: int | None = None) -> None:
         self.port = free_port()
         self.url = f"http://{HOST}:{self.port}"
         self.world_size = world_size
+        self.adapter_rank = adapter_rank
         self.start()
 
     def start(self) -> None:
         """Again after a kill: with the weights that it had at first, under the same address."""
         self.process = _processes.Process(
-            target=serve, args=(self.port, self.world_size), daemon=True
+            target=serve, args=(self.port, self.world_size, self.adapter_rank), daemon=True
         )
         self.process.start()
         deadline = time.monotonic() + 120  # the first waits until torch is imported

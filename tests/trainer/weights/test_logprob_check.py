@@ -49,13 +49,13 @@ def choice(ids: list[int], values: list[float]) -> Any:
 def test_the_trainer_is_asked_about_the_ids_that_the_engine_sampled() -> None:
     seen: list[list[int]] = []
 
-    def ours(ids: Any) -> Any:
+    def ours(ids: Any, temperature: float) -> Any:
         seen.append(ids.tolist())
-        return np.array([9.0, 9.0, -0.5, -1.25, -2.5])
+        return np.array([9.0, 9.0, -0.5, -1.25, -2.5]) - (temperature == 1)
 
     with answering(choice(SAMPLED, VALUES)) as (url, asked):
         found = compare_logprobs(url, [1, 2], ours, tokens=3)
-    assert seen == [[1, 2, 7, 8, 9]]
+    assert seen[0] == [1, 2, 7, 8, 9]
     assert asked[0]["token_ids"] == [1, 2]
     assert asked[0]["sampling_params"]["max_tokens"] == 3
     assert (found.tokens, found.mean, found.max) == (3, 0.25, 0.5)
@@ -66,9 +66,33 @@ def test_the_trainer_is_asked_about_the_ids_that_the_engine_sampled() -> None:
 
 def test_a_difference_that_is_no_number_is_a_disagreement() -> None:
     with answering(choice(SAMPLED, VALUES)) as (url, _):
-        found = compare_logprobs(url, [1], lambda ids: np.full(len(ids), np.nan, np.float32))
+        found = compare_logprobs(url, [1], lambda ids, _: np.full(len(ids), np.nan, np.float32))
     with pytest.raises(LogprobMismatch):
         found.check(1e9)
+
+
+@pytest.mark.parametrize(
+    ("values", "returned"),
+    [
+        (VALUES, "log-probs from before the temperature"),
+        ([3.5, -1.0, 0.25], "returns logits"),
+    ],
+)
+def test_an_engine_with_another_logprobs_mode_is_told_which_to_set(
+    values: list[float], returned: str
+) -> None:
+    """Both have the same weights, and the difference is below the limit."""
+
+    def ours(ids: Any, temperature: float) -> Any:
+        return np.array([0.0, *VALUES]) / temperature
+
+    with answering(choice(SAMPLED, values)) as (url, asked):
+        found = compare_logprobs(url, [1], ours, tokens=3)
+    assert asked[0]["sampling_params"]["temperature"] != 1
+    with pytest.raises(LogprobMismatch, match=f"engine {url} .*--logprobs-mode processed_logprobs"):
+        found.check(9.0)
+    with pytest.raises(LogprobMismatch, match=returned):
+        found.check(9.0)
 
 
 @pytest.mark.parametrize("answer", [{}, {"choices": []}, choice([7], []), choice([], []), [1]])
@@ -77,4 +101,4 @@ def test_an_odd_answer_is_the_engines_failure(answer: Any) -> None:
         answering(answer) as (url, _),
         pytest.raises(EngineCallFailed, match="in phase generate"),
     ):
-        compare_logprobs(url, [1], lambda ids: np.zeros(len(ids), np.float32))
+        compare_logprobs(url, [1], lambda ids, _: np.zeros(len(ids), np.float32))

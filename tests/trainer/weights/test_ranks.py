@@ -11,7 +11,7 @@ from pool.core.versions import Version
 from tests.conftest import free_port
 from tests.trainer.weights.stub_engine import running_stubs
 from trainer.weights.fleet import EngineFleet
-from trainer.weights.ranks import AnnouncedSource, RankGroup
+from trainer.weights.ranks import AnnouncedSource, RankGroup, read_along
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.source import Parameter
 from trainer.weights.sync import SyncReport
@@ -76,12 +76,31 @@ def test_ranks_read_along_also_in_the_repeat_after_a_failure() -> None:
     assert report.engines == (good.url,) and report.passes == 2 and read == 16
 
 
+def test_other_ranks_read_the_source_that_is_announced() -> None:
+    class Announcing:
+        messages: Iterator[bytes | int] = iter([1, 0, 1, b"the report"])
+
+        def receive(self) -> bytes | int:
+            return next(self.messages)
+
+    class Counted:
+        passes = 0
+
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            self.passes += 1
+            return iter(())
+
+    whole, adapters = Counted(), Counted()
+    assert read_along([whole, adapters], Announcing()) == b"the report"  # type: ignore
+    assert (whole.passes, adapters.passes) == (1, 2)
+
+
 def test_a_pass_that_broke_off_is_read_to_its_end() -> None:
     class Several:
         is_leader, is_single = True, False
         announced = 0
 
-        def announce_pass(self) -> None:
+        def announce_pass(self, _: int) -> None:
             self.announced += 1
 
     class Plain:

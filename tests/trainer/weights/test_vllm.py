@@ -56,10 +56,10 @@ class Trainer:
             for parameter in self.model.parameters():
                 parameter.add_(self.torch.randn_like(parameter) * 0.05)
 
-    def logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    def logprobs(self, ids: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
         with self.torch.no_grad():
             row = self.torch.tensor(ids.astype(np.int64))
-            logits = self.model(row[None]).logits[0, :-1].double()
+            logits = self.model(row[None]).logits[0, :-1].double() / temperature
             values = self.torch.log_softmax(logits, -1).gather(1, row[1:, None])[:, 0]
         return np.asarray([0.0, *values.tolist()], dtype=np.float32)
 
