@@ -71,7 +71,7 @@ class Receiver:
 
     def _make_engine(self) -> Any:
         parallel = SimpleNamespace(data_parallel_index=0, world_size=1, rank=0)
-        config = SimpleNamespace(parallel_config=parallel, model_config=None)
+        config = SimpleNamespace(parallel_config=parallel, model_config=None, lora_config=None)
         model = SimpleNamespace(load_weights=self.load, modules=lambda: ())
         from trainer.weights.worker import GlooEngine, NcclEngine
 
