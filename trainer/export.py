@@ -7,7 +7,7 @@ import torch
 
 from servicekit.errors import Fatal
 from trainer.checkpoints.folder import Checkpoints
-from trainer.learner_state import weight_key
+from trainer.learner_state import STEPS, weight_key
 from trainer.model.exported_folder import write_folder
 from trainer.model.initial_weights import InitialWeights
 from trainer.model.loading import TrainedWeights, add_lora, build
@@ -50,6 +50,7 @@ def _load(checkpoints: Checkpoints, version: int, dtype: torch.dtype) -> tuple[T
         shard=False,
         read_weights=lambda: InitialWeights(folder, causal).read(),
     )
+    steps = torch.tensor(0)
     own = {weight_key(name): weight.detach() for name, weight in trained.parameters.items()}
-    checkpoints.open(version).read_into(own)
-    return TrainedWeights(causal, trained, dtype), causal
+    checkpoints.open(version).read_into({STEPS: steps, **own})
+    return TrainedWeights(causal, trained, dtype, lambda: int(steps)), causal

@@ -179,8 +179,7 @@ class TrainingLoop:
                 self._progress.raise_alarm(f"engine: {error}")
 
     def _logprobs(self, ids: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
-        order = LogprobsOrder(ids.tobytes(), temperature)
-        self._orders.send("logprobs", msgspec.msgpack.encode(order))
+        self._orders.send("logprobs", LogprobsOrder(ids.tobytes(), temperature).encode())
         return self._training.learner.logprobs(ids, temperature)
 
     # One step

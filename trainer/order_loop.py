@@ -1,6 +1,5 @@
 """The loop of non-zero ranks: executes the orders of rank 0."""
 
-import msgspec
 import numpy as np
 
 from pool.core.versions import Version
@@ -33,7 +32,7 @@ def execute_orders(
             case "catch_up":
                 fleet.catch_up()
             case "logprobs":
-                asked = msgspec.msgpack.decode(order.content, type=LogprobsOrder)
+                asked = LogprobsOrder.decode(order.content)
                 training.learner.logprobs(np.frombuffer(asked.ids, np.int32), asked.temperature)
             case "save":
                 training.save()

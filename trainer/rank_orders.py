@@ -47,11 +47,18 @@ class BatchOrder(msgspec.Struct, frozen=True):
         return decision
 
 
-class LogprobsOrder(msgspec.Struct):
+class LogprobsOrder(msgspec.Struct, frozen=True):
     """Content of the order `logprobs`."""
 
     ids: bytes
     temperature: float
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        return msgspec.msgpack.decode(content, type=cls)
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
 
 
 class RankOrders:

@@ -61,11 +61,11 @@ def draw_weights(model: Any, version: int) -> None:
             parameter.normal_(float("norm" in name), SPREAD, generator=generator)
 
 
-def logprobs(model: Any, ids: Any) -> Any:
+def logprobs(model: Any, ids: Any, temperature: float) -> Any:
     """The log-prob of each id given those before it; 0 for the first."""
     tensor = torch.as_tensor(ids, dtype=torch.int64, device=model.device)[None]
     with torch.no_grad():
-        logits = model(input_ids=tensor).logits[0, :-1].float()
+        logits = model(input_ids=tensor).logits[0, :-1].float() / temperature
     chosen = logits.log_softmax(-1).gather(-1, tensor[0, 1:, None])[:, 0]
     return torch.cat([chosen.new_zeros(1), chosen]).cpu().numpy()
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class Trainer:
         """Compares every parameter; returns the mean difference of log-probs."""
         wrong = find_differences(self.model, engine.checksums())
         assert not wrong, f"{len(wrong)} parameters of {engine.url} differ: {wrong[:3]}"
-        difference = compare_logprobs(engine.url, PROMPT, lambda ids: logprobs(self.model, ids))
+        difference = compare_logprobs(engine.url, PROMPT, partial(logprobs, self.model))
         difference.check(LIMITS[self.dtype])
         return difference.mean
 
@@ -111,8 +112,7 @@ def _update(trainer: Trainer, engines: list[Engine]) -> dict[str, Any]:
 
 
 def _difference(trainer: Trainer, engine: Engine) -> float:
-    ours = lambda ids: logprobs(trainer.model, ids)  # noqa: E731
-    return compare_logprobs(engine.url, PROMPT, ours).mean
+    return compare_logprobs(engine.url, PROMPT, partial(logprobs, trainer.model)).mean
 
 
 def _kill_engine(trainer: Trainer, engines: list[Engine], shape: str) -> dict[str, Any]:
