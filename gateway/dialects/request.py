@@ -9,12 +9,11 @@ from typing import Any, Protocol
 import msgspec
 
 from gateway.errors import BadRequest
+from pool.core.sampling import LOWEST_TEMPERATURE
 
 Message = dict[str, Any]
 """A chat message in OpenAI's shape, as chat templates take it: text content, arguments as objects."""
 Tool = dict[str, Any]
-LOWEST_TEMPERATURE = 0.01
-"""vLLM samples at this temperature if a lower one is asked for, except 0, which is greedy decoding."""
 
 
 class Request(msgspec.Struct, kw_only=True, gc=False):
