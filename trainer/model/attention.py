@@ -25,7 +25,7 @@ except ImportError:  # before torch 2.10
     varlen_attn = None
 
 from trainer.model.pack import Pack
-from trainer.model.visibility import BLOCK, block_mask, tree_masks
+from trainer.model.visibility import block_mask, tree_masks
 
 Tensor = Any
 NAME = "steplog_packed"
@@ -88,15 +88,7 @@ def packed_attention(
     elif row_blocks is not None:
         if sliding_window is not None:
             raise PackingUnsupported("flex attention has no sliding window here")
-        out = _flex(
-            query,
-            key,
-            value,
-            block_mask=row_blocks,
-            scale=scaling,
-            enable_gqa=True,
-            kernel_options=_flex_options(query.shape[2]),
-        )
+        out = _flex(query, key, value, block_mask=row_blocks, scale=scaling, enable_gqa=True)
     else:
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         out = _varlen(q, k, v, cu_seq_lens_q, max_length_q or 0, scaling, sliding_window)
@@ -195,11 +187,6 @@ def _one_row(
     return scaled_dot_product_attention(
         query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=gqa
     )
-
-
-def _flex_options(length: int) -> dict[str, Any]:
-    """What the compiler cannot know: every id sees itself, and packs are padded to whole blocks."""
-    return {"ROWS_GUARANTEED_SAFE": True, "IS_DIVISIBLE": length % BLOCK == 0}
 
 
 def _compile_flex() -> None:

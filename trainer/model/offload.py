@@ -52,7 +52,9 @@ class LayerInputs:
         with saved_tensors_hooks(self._store, self._load):
             return checkpoint(layer, *inputs, use_reentrant=False, **options)
 
-    def _store(self, tensor: Tensor) -> _StoredInput:
+    def _store(self, tensor: Tensor) -> "_StoredInput | Tensor":
+        if tensor.device.type != self._device.type:
+            return tensor  # `checkpoint` itself saves an empty tensor, on the CPU
         copy = torch.empty_like(tensor, device="cpu", pin_memory=self._stream is not None)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -63,7 +65,9 @@ class LayerInputs:
         self._last = weakref.ref(stored)
         return stored
 
-    def _load(self, stored: _StoredInput) -> Tensor:
+    def _load(self, stored: "_StoredInput | Tensor") -> Tensor:
+        if not isinstance(stored, _StoredInput):
+            return stored
         self._fetch(stored)
         tensor, stored.loaded = stored.loaded, None
         assert tensor is not None
