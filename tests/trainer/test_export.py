@@ -43,6 +43,22 @@ def test_the_folder_loads_with_the_trained_weights(
     assert ours.encode("hello") == theirs.encode("hello")
 
 
+def test_adapters_are_merged(tiny_model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="LoRA needs peft")
+    learning = LearnerSettings(lora_rank=4)
+    learner = Learner.from_folder(tiny_model, learning, LossSettings())
+    with torch.no_grad():
+        for weight in learner.trained.parameters.values():
+            weight.add_(0.25)
+    about = {"model": str(tiny_model), "learner": learning.model_dump()}
+    save(Checkpoints(tmp_path, "run", keep=1), 3, learner, about)
+    into = tmp_path / "exported"
+    export(ExportSettings(run="run", checkpoints=tmp_path, into=into, dtype="float32"))
+    exported = AutoModelForCausalLM.from_pretrained(into).state_dict()
+    expected = dict(learner.weights(torch.float32))
+    assert not [name for name in expected if not exported[name].equal(expected[name])]
+
+
 def test_what_cannot_be_exported_is_one_sentence(checkpoints: Path, tmp_path: Path) -> None:
     with pytest.raises(Fatal, match=r"no checkpoint of version 7 .* available versions: 3"):
         export(ExportSettings(run="run", checkpoints=checkpoints, version=7, into=tmp_path / "x"))
