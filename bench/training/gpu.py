@@ -9,6 +9,7 @@ any machine.
 
 import argparse
 import gc
+import logging
 import time
 import traceback
 from collections.abc import Callable
@@ -49,6 +50,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
+    # Shows which execution modes were tried, and why one does not work.
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     began = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.distributed.init_process_group(
