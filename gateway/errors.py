@@ -16,7 +16,7 @@
 A request that would fail again carries `x-should-retry: false`, which the OpenAI and Anthropic clients
 obey; without it they would retry a 409 for as long as they retry anything.
 
-Nothing is recorded for a request that ends in one of these, with one unavoidable exception: when
+No Step is recorded for a request that ends in one of these, with one unavoidable exception: when
 Kafka's acknowledgement is lost, the Step may be in the log although its client got a 503."""
 
 from collections.abc import Callable
@@ -30,6 +30,10 @@ T = TypeVar("T")
 
 RESTART_S = 2.0
 """Seconds that a client waits if nothing better is known: a process restarts in about that time."""
+
+
+CONTEXT_OVERFLOW = "context_length_exceeded"
+"""The code of a call whose prompt does not fit into the model's context, as OpenAI has it."""
 
 
 class ApiError(Exception):

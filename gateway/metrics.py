@@ -57,6 +57,10 @@ omitted_attachments = Counter(
 retries_served = Counter(
     "gateway_retries_served", "Retries that needed no new call, by how they were served", ["how"]
 )
+overflows = Counter(
+    "gateway_context_overflows",
+    "Trajectories that outgrew the model's context; they count as truncated unless they go on",
+)
 undelivered = Counter("gateway_undelivered_steps", "Steps whose answer reached no client")
 publish_ack_seconds = Histogram(
     "publish_ack_seconds", "Time from sending a record to its acknowledgement", buckets=SECONDS

@@ -173,6 +173,7 @@ class StepNote(Record, frozen=True, kw_only=True):
     delivered: bool
     created_at: int = 0
     source: Position | None = None
+    overflowed: bool = False
 
 
 class ScoredGroup(Record, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from gateway.calls.generation import Generation, Generator
 from gateway.calls.step import count_step, make_step
 from gateway.dialects.request import Answer, AnswerDelta, Request
 from gateway.engines.affinity import CacheAffinity
-from gateway.errors import ApiError, TooLarge
+from gateway.errors import CONTEXT_OVERFLOW, ApiError, TooLarge
 from gateway.state.conversation import HashChain
 from gateway.state.log import StepsLog
 from gateway.state.notes import delivery_note
@@ -173,7 +173,7 @@ class LlmCall:
 
     async def _run(self) -> Answer:
         if self._unwritten is None:
-            self._unwritten = await self._generate()
+            self._unwritten = await self._generate_or_overflow()
         step, prompt, answer = self._unwritten
         await self._context.log.write(step)
         self.recorded = self.trajectory.add(step, prompt)
@@ -181,6 +181,24 @@ class LlmCall:
         if not self.listeners:
             await self.mark_undelivered()
         return answer
+
+    async def _generate_or_overflow(self) -> tuple[Step, bytes, Answer]:
+        """Generates, and notes in the log if the prompt does not fit into the model's context."""
+        try:
+            return await self._generate()
+        except ApiError as error:
+            if error.code == CONTEXT_OVERFLOW:
+                await self._note_overflow()
+            raise
+
+    async def _note_overflow(self) -> None:
+        """Without an answer to train, or after another overflow, there is nothing to note."""
+        trajectory, last = self.trajectory, self.trajectory.last_recorded_step()
+        if last is not None and not trajectory.overflowed:
+            note = delivery_note(last.step, delivered=last.delivered, overflowed=True)
+            await self._context.log.write(note)
+            trajectory.overflowed = True
+            metrics.overflows.inc()
 
     async def _generate(self) -> tuple[Step, bytes, Answer]:
         registering = self._start_registering()
@@ -223,7 +241,7 @@ class LlmCall:
             raise TooLarge(
                 f"The prompt has {len(prompt):,} tokens; this gateway allows {limit:,} "
                 "(--max-prompt-tokens). Shorten the conversation.",
-                code="context_length_exceeded",
+                code=CONTEXT_OVERFLOW,
             )
         metrics.prompt_continuity.labels(kind).inc()
         return prompt

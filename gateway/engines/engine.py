@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.engines import wire
 from gateway.engines.wire import MalformedAnswer, ParsedMessage
-from gateway.errors import ApiError, BadRequest, TooLarge
+from gateway.errors import CONTEXT_OVERFLOW, ApiError, BadRequest, TooLarge
 from pool.core.versions import Version
 from servicekit.masking import LOGIN
 
@@ -179,7 +179,7 @@ def _error(status: int, body: bytes) -> ApiError | EngineError:
         return TooLarge(f"The engine rejected the request as too large: {message}")
     if status in (400, 422):
         is_too_long = any(phrase in message for phrase in TOO_LONG)
-        code = "context_length_exceeded" if is_too_long else None
+        code = CONTEXT_OVERFLOW if is_too_long else None
         return BadRequest(f"The engine rejected the request: {message}", code=code)
     return EngineError(f"the engine responded with HTTP {status}", message)
 

@@ -19,6 +19,7 @@ from gateway.state.log import StepsLog
 from gateway.state.recovery import Recovery
 from gateway.state.trajectory import TrajectoryState
 from pool.core.shares import read_share
+from pool.core.trajectories import status_of
 from pool.readers.follower import Follower
 from schemas import Registration, TrajectoryEnd
 
@@ -182,7 +183,7 @@ class Registrar:
         """Registers that the trajectory is closed, unless the log has that already."""
         if trajectory.registration.status is not None:
             return
-        closed = self._changed(trajectory, status=end.status)
+        closed = self._changed(trajectory, status=status_of(end, trajectory.overflowed))
         self._topic_follower.note_own(await self._log.register(closed))
         trajectory.registration = closed
         self._admission.apply(closed)

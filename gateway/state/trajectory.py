@@ -13,6 +13,7 @@ from gateway.engines.kv_cache import salt_of
 from gateway.state.conversation import Conversation
 from gateway.state.log import StepsRecord
 from pool.core.prompts import BrokenPrompt, full_prompt
+from pool.core.trajectories import status_of
 from pool.core.versions import Version
 from schemas import Registration, Step, StepNote, TrajectoryEnd
 from schemas.packing import ID_BYTES
@@ -62,6 +63,8 @@ class TrajectoryState:
         """URL of the engine that served the last call."""
         self.salt: Version | None = None
         """The salt of the first call under the newest incarnation (`gateway.engines.kv_cache`)."""
+        self.overflowed = False
+        """The log says that the last call did not fit into the model's context."""
         self.last_used = 0.0
         self.read_at = time.monotonic()
         """When its records were last read from the log; other processes may have added more since."""
@@ -83,7 +86,9 @@ class TrajectoryState:
     @property
     def status(self) -> Status | None:
         """How it ended; None while it is open."""
-        return self.end.status if self.end is not None else self.registration.status
+        if self.end is None:
+            return self.registration.status
+        return status_of(self.end, self.overflowed)
 
     @property
     def step_count(self) -> int:
@@ -128,6 +133,9 @@ class TrajectoryState:
         call = self._unfinished.get(step.request_hash)
         unwritten = call.unwritten_step if call else None
         return unwritten is not None and unwritten.step_id != step.step_id
+
+    def last_recorded_step(self) -> RecordedStep | None:
+        return next(reversed(self._recorded.values()), None)
 
     def recorded_step(self, request_hash: bytes) -> RecordedStep | None:
         """The Step that answered an equal request, if the log has one."""
@@ -188,8 +196,10 @@ class TrajectoryState:
         if salt is not None and (self.salt is None or self.salt.incarnation < salt.incarnation):
             self.salt = salt
         self._next_index = max(self._next_index, step.step_index + 1)
+        self.overflowed = False
 
     def _restore_note(self, note: StepNote) -> None:
+        self.overflowed = self.overflowed or note.overflowed
         for recorded in self._recorded.values():
             if recorded.step.step_id == note.step_id:
                 recorded.delivered = note.delivered

@@ -95,7 +95,7 @@ class Group:
     def _awaits_reward(self, member: Trajectory) -> bool:
         """Whether a reward that its agent announced is still to come. No reward can make a member
         usable that failed, was cancelled or expired."""
-        is_expected = member.end.reward_expected and member.end.status in SCORED_STATUSES
+        is_expected = member.end.reward_expected and member.status in SCORED_STATUSES
         return is_expected and not self._given_rewards(member).is_complete
 
     def reward(self, member: Trajectory) -> float | None:
@@ -164,7 +164,7 @@ class Group:
 
 def judge_member(group: Group, member: Trajectory) -> Judgement:
     """Whether a member can be trained, judged by the trajectory alone, without its age."""
-    status = member.end.status
+    status = member.status
     if status == "expired":
         return Judgement("expired", "its deadline passed")
     if status in ("failed", "cancelled"):

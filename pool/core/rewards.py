@@ -94,7 +94,7 @@ def given_rewards(
     end = trajectory.end
     own = None if end.reward_from_steps else end.reward
     steps: dict[str, float | None] = {}
-    if own is None and end.status in SCORED_STATUSES:
+    if own is None and trajectory.status in SCORED_STATUSES:
         steps = _rewards_of_steps(trajectory, process_rewards or {})
     feedback = in_order([*trajectory.feedback, *later])
     return GivenRewards(None, own, steps).with_feedback(feedback)

@@ -12,6 +12,8 @@ Rules, each tested by name:
 * An answer that was delivered is a sample, however often its request is repeated. One that was not
   delivered, by the last note on it, is an orphan (readable, not trained) unless a later Step extends
   it. Of equal answers, that Step extends the delivered one, else the last.
+* Overflow is truncation: if its last call was refused because the prompt did not fit into the model's
+  context, the trajectory is truncated, whether its agent then completed it, failed, or never came back.
 * Feedback belongs to the open trajectory, or is a stray record; it is never late here.
 """
 
@@ -26,12 +28,16 @@ import msgspec
 from pool.core.progress import Received
 from pool.core.prompts import BrokenPrompt, full_prompts
 from schemas import Feedback, Position, Record, ScoredGroup, Step, StepNote, TrajectoryEnd
-from schemas.records import Verdict
+from schemas.records import Status, Verdict
 
 MEMORY = 2_000
 """Offsets of its partition for which a closed trajectory is remembered. Gateways refuse calls on a
 closed trajectory, so late records result from races of seconds; every restart reads this many offsets
 again."""
+
+
+ENDS_OF_OVERFLOWS: tuple[Status, ...] = ("completed", "failed", "expired")
+"""How agents end trajectories that overflowed the context. One that was cancelled stays cancelled."""
 
 
 class StrayReason(Enum):
@@ -78,6 +84,12 @@ class Trajectory:
     @property
     def prompt_uid(self) -> str:
         return self.end.prompt_uid
+
+    @property
+    def status(self) -> Status:
+        """How it ended. An End that a reward worker wrote to `rewarded` says it all."""
+        is_final = self.end.source is not None
+        return self.end.status if is_final else status_of(self.end, self.overflowed)
 
     @property
     def trace(self) -> str:
@@ -131,6 +143,13 @@ class Trajectory:
         except BrokenPrompt as broken:
             return str(broken)
         return None
+
+    @cached_property
+    def overflowed(self) -> bool:
+        """Whether its last call was refused because its prompt did not fit into the context."""
+        notes = [r for r in self.records if isinstance(r.record, StepNote) and r.record.overflowed]
+        latest_step = max(map(source_position, self.steps), default=None)
+        return latest_step is not None and any(source_position(r) > latest_step for r in notes)
 
     @cached_property
     def orphans(self) -> frozenset[str]:
@@ -267,6 +286,11 @@ def _extends(prompt: bytes, context: bytes) -> bool:
     """Whether a prompt goes on after a Step's prompt and response. An equal prompt does not: it is that
     of another answer to the same request."""
     return len(prompt) > len(context) and prompt.startswith(context)
+
+
+def status_of(end: TrajectoryEnd, overflowed: bool) -> Status:
+    """How a trajectory ended, by its End and whether its last call overflowed the context."""
+    return "truncated" if overflowed and end.status in ENDS_OF_OVERFLOWS else end.status
 
 
 def source_position(received: Received) -> Position:

@@ -87,8 +87,8 @@ class RewardPairs:
             self._add_feedback(side, item.received)
 
     def _add_trajectory(self, side: Side, trajectory: Trajectory) -> None:
-        ended, end = trajectory.ended, trajectory.end
-        is_sound = end.status in SCORED_STATUSES and trajectory.problem is None
+        ended = trajectory.ended
+        is_sound = trajectory.status in SCORED_STATUSES and trajectory.problem is None
         offsets = (ended.partition, ended.offset, trajectory.began.offset)
         ids = (trajectory.uid, trajectory.prompt_uid, trajectory.group_size)
         given = (is_sound and bool(trajectory.steps), encode(given_rewards(trajectory)))

@@ -37,7 +37,7 @@ def to_rows(
         prompt_uid=end.prompt_uid,
         run=end.run,
         channel=end.channel,
-        status=end.status,
+        status=trajectory.status,
         reward=given.counting,
         reward_from_steps=given.is_sum,
         reward_expected=end.reward_expected,

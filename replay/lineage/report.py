@@ -68,7 +68,7 @@ class LineageReport:
             "prompt_uid": records[0].prompt_uid if records else None,
             "channel": records[0].channel if records else None,
             "runs": sorted({record.run for record in records}),
-            "status": ended.end.status if ended is not None else registered,
+            "status": ended.status if ended is not None else registered,
             "reason": ended.end.reason if ended is not None else None,
             "problem": ended.problem if ended is not None else None,
             "steps": len({step.step_id for step in steps}),

@@ -22,7 +22,7 @@ MAX_REASON = 1000
 
 
 def is_scored(trajectory: Trajectory) -> bool:
-    return trajectory.end.status in SCORED_STATUSES and trajectory.problem is None
+    return trajectory.status in SCORED_STATUSES and trajectory.problem is None
 
 
 def first_failure(results: Sequence[FunctionResult]) -> FunctionResult | None:
@@ -68,7 +68,11 @@ def _end(
         fields |= {"status": "failed", "reason": reason, "reward": None}
     else:
         reward, is_sum = reward_of_end(trajectory, results)
-        fields |= {"reward": reward, "reward_from_steps": is_sum}
+        fields |= {
+            "status": trajectory.status,
+            "reward": reward,
+            "reward_from_steps": is_sum,
+        }
     return annotate(end, trajectory.ended, **fields)
 
 

@@ -17,7 +17,7 @@ def view(assembled: trajectories.Trajectory, decode: Decode) -> Trajectory:
         uid=assembled.uid,
         prompt_uid=assembled.prompt_uid,
         channel=end.channel,
-        status=end.status,
+        status=assembled.status,
         reward=end.reward,
         metadata=end.metadata,
         steps=partial(_steps, assembled, decode),

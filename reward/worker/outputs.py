@@ -69,7 +69,7 @@ class RewardOutputs:
             elif result.value is not None:
                 metrics.values.labels(result.name, label).observe(result.value)
                 metrics.scores.labels(result.name, label).observe(result.value)
-        metrics.processed.labels("failed" if job.failure else trajectory.end.status).inc()
+        metrics.processed.labels("failed" if job.failure else trajectory.status).inc()
         self.tally["failed" if job.failure else "scored" if job.results else "unscored"] += 1
 
     def _dead_letter(self, trajectory: Trajectory, failure: FunctionResult) -> Output:

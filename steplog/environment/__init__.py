@@ -17,8 +17,9 @@ from steplog.environment.backends.backend import Ending, OpenTrajectory
 from steplog.environment.backends.gateway import Client
 from steplog.environment.environment import Environment
 from steplog.environment.errors import EnvironmentFailed, GatewayLost, GatewayRefused, TryAgain
+from steplog.environment.rollouts.agents import Agent
 from steplog.environment.rollouts.group import Group
-from steplog.environment.rollouts.rollout import Agent, Rollout
+from steplog.environment.rollouts.rollout import Rollout
 from steplog.environment.running.evaluation import EvaluationResult
 from steplog.environment.serving import evaluate, process, serve
 from steplog.environment.settings import EnvironmentSettings

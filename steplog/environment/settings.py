@@ -52,7 +52,15 @@ class EnvironmentSettings(BaseModel):
         0.0, description="smallest share of every batch that comes from this environment"
     )
     workers: Positive = Field(16, description="largest number of groups that run at the same time")
-    rollout_timeout_s: Seconds = Field(600, description="time limit of a rollout in seconds")
+    rollout_timeout_s: Seconds = Field(
+        600, description="time limit of a rollout in seconds, at which it is truncated"
+    )
+    truncated_reward: float = Field(
+        0.0,
+        allow_inf_nan=False,
+        description="reward of a rollout that was cut off by the model's context or the time limit "
+        "before it had one, in an environment that gives rewards itself",
+    )
     max_token_length: Positive | None = Field(
         None,
         description="largest number of tokens in a call, prompt and answer together; a rollout with a "

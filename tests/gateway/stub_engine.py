@@ -45,7 +45,7 @@ START_LIMIT_S = 60.0
 POLL_S = 0.02
 REQUESTS_KEPT = 1000
 GARBAGE = b"<html>not what you asked for</html>"
-FAULTS = r"^(|before|hang|status:[45]\d\d|error|garbage|cut|logprob_count)$"
+FAULTS = r"^(|before|hang|overflow|status:[45]\d\d|error|garbage|cut|logprob_count)$"
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -60,6 +60,7 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True, eq=False):
     before         the connection is closed without a byte
     hang           no byte ever
     status:500     that status, with vLLM's body for errors
+    overflow       the prompt is too long for the model, in vLLM's words
     error          the engine dies under the call: 500, or in a stream an event after the tokens
     garbage        no JSON
     cut            the connection is closed in the middle of the body
@@ -237,6 +238,8 @@ class Stub:
             self._cancelled += await call.left(None)
         elif answer.fault.startswith("status:"):
             raise Refused(int(answer.fault.removeprefix("status:")), "the script says so")
+        elif answer.fault == "overflow":
+            raise Refused(400, "This model's maximum context length is 1024 tokens, not 1025.")
         elif asked.stream:
             await self._stream(call, asked, answer)
         else:

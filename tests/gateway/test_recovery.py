@@ -119,6 +119,13 @@ def _voted(before: Before) -> Any:
     return before.chat("voted")["id"]
 
 
+def _overflowed(before: Before) -> Any:
+    before.chat("overflowed")
+    before.stub.script([said("", fault="overflow")])
+    reply = chat(before.gateway, "overflowed", "p-overflowed", [*HELLO, NEXT])
+    assert error(reply)["code"] == "context_length_exceeded"
+
+
 def _initialised(before: Before) -> Any:
     body = {"prompt_uid": "p-init", "channel": "val", "metadata": {"b": 2}}
     return before.gateway.post("/init_trajectory", body).body["trajectory_uid"]
@@ -132,6 +139,7 @@ BEGIN: dict[str, Callable[[Before], Any]] = {
     "answered": _answered,
     "unheard": _unheard,
     "voted": _voted,
+    "overflowed": _overflowed,
     "initialised": _initialised,
     "many": lambda before: [before.chat(f"many-{n}") for n in range(10)],
 }
@@ -233,6 +241,14 @@ def test_delivered_answers_stay_samples_and_an_undelivered_one_stays_replaced(
     trained = [step_of(received).step_id for received in trajectory.steps[1:]]
     assert [f"chatcmpl-{step_id}" for step_id in trained] == [told["voted"], third]
     assert trajectory.orphans == {step_of(trajectory.steps[0]).step_id}
+
+
+def test_a_trajectory_that_outgrew_the_context_is_still_truncated(gateway: RunningGateway) -> None:
+    path = "/overflowed/p-overflowed/v1"
+    assert gateway.post(f"{path}/complete_trajectory", {"status": "failed"}).status == 200
+    assert gateway.post(f"{path}/feedback", {"reward": 0}).body == {"status": "ok"}
+    trajectory = trajectory_of(*log_of(gateway, "overflowed")[:-1])
+    assert trajectory.status == "truncated"
 
 
 def test_many_come_back_at_once(gateway: RunningGateway) -> None:

@@ -104,6 +104,7 @@ FULL: list[Record] = [
         delivered=False,
         created_at=1,
         source=SOURCE,
+        overflowed=True,
     ),
     ScoredGroup(
         group_uid="group-1",

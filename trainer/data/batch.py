@@ -101,7 +101,7 @@ def make_sample(
 
 def is_truncated(member: Trajectory) -> bool:
     last = step_of(member.steps[-1])
-    return member.end.status == "truncated" or last.finish_reason == "length"
+    return member.status == "truncated" or last.finish_reason == "length"
 
 
 def _mask(row: Row, masked: "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]") -> Row:

@@ -27,7 +27,7 @@ class DecisionStatistics:
         metrics.groups.labels(decided.verdict).inc()
         self._groups[decided.verdict] += 1
         for member in ready.group.members.values():
-            self._members[member.end.status] += 1
+            self._members[member.status] += 1
             self._steps += len(member.steps)
             self._orphans += len(member.orphans)
             reward = ready.group.reward(member)

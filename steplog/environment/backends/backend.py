@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from openai import AsyncOpenAI
 
-from steplog.environment.backends.recording import Call, Json
+from steplog.environment.backends.recording import Call, Json, Recording
 
 Status = Literal["completed", "truncated", "failed", "cancelled"]
 LONGEST_REASON = 2000
@@ -48,8 +48,12 @@ class OpenTrajectory:
     base_url: str
     prompt_uid: str
     client: AsyncOpenAI
-    calls: list[Call] = field(default_factory=list)
-    """The answered calls so far."""
+    recording: Recording = field(default_factory=Recording)
+
+    @property
+    def calls(self) -> list[Call]:
+        """The answered calls so far."""
+        return self.recording.calls
 
 
 class Backend(Protocol):

@@ -7,7 +7,7 @@ import httpx2
 from openai import AsyncOpenAI
 
 from steplog.environment.backends.backend import OpenTrajectory
-from steplog.environment.backends.recording import Call, Recorder
+from steplog.environment.backends.recording import Recorder, Recording
 
 CONNECT_S = 5.0
 CONTROL_S = 60.0
@@ -42,9 +42,9 @@ class Connections:
         )
 
     def trajectory(self, base_url: str, prompt_uid: str) -> OpenTrajectory:
-        calls: list[Call] = []
+        recording = Recording()
         http = httpx2.AsyncClient(
-            transport=Recorder(self.transport, calls.append, self.note_outage),
+            transport=Recorder(self.transport, recording, self.note_outage),
             trust_env=False,
             timeout=self._timeout,
         )
@@ -55,7 +55,7 @@ class Connections:
             max_retries=RETRIES,
             timeout=self._timeout,
         )
-        return OpenTrajectory(base_url, prompt_uid, client, calls)
+        return OpenTrajectory(base_url, prompt_uid, client, recording)
 
 
 def _proxy(url: str) -> str | None:

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, StopIteration)
 """Raised while reading an answer that does not have OpenAI's shape."""
+REFUSALS = (400, 413)
+"""The statuses of a call that is too long, among others."""
+OVERFLOW_CODE = "context_length_exceeded"
+OVERFLOW_WORDS = "maximum context length"
 
 
 @dataclass(frozen=True)
@@ -44,41 +48,66 @@ class Call:
     """The versions of the weights that answered; empty if the server does not say."""
 
 
+@dataclass
+class Recording:
+    """The calls of one trajectory, and what became of the last one."""
+
+    calls: list[Call] = field(default_factory=list)
+    """Those that were answered."""
+    overflowed: bool = False
+    """The last call did not fit into the model's context."""
+    outage: str = ""
+    """Why the last call is being retried; OpenAI's client does that silently."""
+
+    def add(self, call: Call) -> None:
+        self.calls.append(call)
+        self.overflowed = False
+
+
 class Recorder(httpx2.AsyncBaseTransport):
-    """Passes every answered call to `on_call`, and the reason why a call is not answered to `on_outage`
-    (OpenAI's client retries silently; an empty reason means that there was an answer). The connections
-    belong to `inner`, which many recorders share."""
+    """Records the calls of one trajectory. `on_outage` gets the reason whenever a call is not answered,
+    and an empty one when it is. The connections belong to `inner`, which many recorders share."""
 
     def __init__(
         self,
         inner: httpx2.AsyncBaseTransport,
-        on_call: Callable[[Call], None],
+        recording: Recording,
         on_outage: Callable[[str], object],
     ) -> None:
         self._inner = inner
-        self._on_call = on_call
+        self._recording = recording
         self._on_outage = on_outage
+
+    def _note_outage(self, reason: str) -> None:
+        self._recording.outage = reason
+        self._on_outage(reason)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         began = time.monotonic()
         try:
             response = await self._inner.handle_async_request(request)
         except httpx2.TransportError as error:
-            self._on_outage(describe_transport_error(error))
+            self._note_outage(describe_transport_error(error))
             raise
-        self._on_outage(f"status {response.status_code}" if is_outage(response) else "")
+        self._note_outage(f"status {response.status_code}" if is_outage(response) else "")
         if response.status_code == 409:
             # A closed trajectory stays closed; OpenAI's client would retry for minutes.
             response.headers["x-should-retry"] = "false"
-        if response.status_code == 200 and is_transcribed(request.url.path):
-            assert isinstance(response.stream, httpx2.AsyncByteStream)
+        if not is_transcribed(request.url.path):
+            return response
 
-            def record(body: bytes) -> None:
-                call = _read_call(request, response.headers, body, time.monotonic() - began)
-                if call is not None:
-                    self._on_call(call)
+        def record(body: bytes) -> None:
+            call = _read_call(request, response.headers, body, time.monotonic() - began)
+            if call is not None:
+                self._recording.add(call)
 
-            response.stream = _CopiedStream(response.stream, record)
+        def record_refusal(body: bytes) -> None:
+            self._recording.overflowed = _is_overflow(response.headers, body)
+
+        if response.status_code == 200:
+            _copy_body(response, record)
+        elif response.status_code in REFUSALS:
+            _copy_body(response, record_refusal)
         return response
 
     async def aclose(self) -> None:
@@ -92,6 +121,11 @@ def describe_transport_error(error: httpx2.TransportError) -> str:
 def is_outage(response: httpx2.Response) -> bool:
     """Whether OpenAI's client retries after this response."""
     return response.status_code == 429 or response.status_code >= 500
+
+
+def _copy_body(response: httpx2.Response, on_end: Callable[[bytes], None]) -> None:
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    response.stream = _CopiedStream(response.stream, on_end)
 
 
 class _CopiedStream(httpx2.AsyncByteStream):
@@ -112,6 +146,16 @@ class _CopiedStream(httpx2.AsyncByteStream):
         body, self._parts = b"".join(self._parts), []
         if body:
             self._on_end(body)
+
+
+def _is_overflow(headers: httpx2.Headers, body: bytes) -> bool:
+    """Whether a refusal says that the prompt does not fit into the model's context. A gateway and
+    OpenAI have a code for that, vLLM has words."""
+    try:
+        error = json.loads(httpx2.Response(400, headers=headers, content=body).text)["error"]
+        return error["code"] == OVERFLOW_CODE or OVERFLOW_WORDS in error["message"]
+    except MALFORMED:
+        return False
 
 
 def _read_call(

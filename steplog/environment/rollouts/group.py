@@ -1,6 +1,7 @@
 """The rollouts of one item, which are compared with each other."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any, Generic
@@ -74,6 +75,21 @@ class Group(Generic[Item]):
             "conversations": rollout.conversations(),
             "speakers": [name for name, _ in rollout.conversations_by_agent()],
         }
+
+
+def reward_cut_off_rollouts(rollouts: Sequence[Rollout], reward: float) -> None:
+    """Give truncated rollouts without a reward this one, if others of these rollouts have rewards.
+
+    A rollout that was cut off returned none, and without one it would leave its group. Where no rollout
+    has a reward, reward workers or the ratings of calls decide."""
+    names = {name for rollout in rollouts for name in rollout.agents}
+    for name in names:
+        agents = {id(rollout): rollout.agents[name] for rollout in rollouts}
+        if any(agent.reward is not None for agent in agents.values()):
+            for rollout in rollouts:
+                agent = agents[id(rollout)]
+                if rollout.status == "truncated" and agent.reward is None:
+                    agent.reward = reward
 
 
 def _json_item(item: Any) -> Any:

@@ -6,12 +6,15 @@ seller. Voices that should share one reward and one group use one client.
 
 A rollout fails alone, whatever it raises. If the cause was an outage, it starts over in new
 trajectories; the old ones are closed in a separate channel and take no place in the group.
+
+A rollout that reaches a limit, of the model's context or of time, is truncated and stays in its group:
+if it left, the rest of the group would be compared with survivors only.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
@@ -25,15 +28,10 @@ from steplog.environment.author_code import (
     finite_numbers,
     is_requested_cancellation,
 )
-from steplog.environment.backends.backend import (
-    Backend,
-    Ending,
-    OpenTrajectory,
-    Status,
-    TrajectoryRegistration,
-)
+from steplog.environment.backends.backend import Ending, Status
 from steplog.environment.backends.recording import Call, Json, conversations
 from steplog.environment.errors import EnvironmentFailed, GatewayRefused, TryAgain
+from steplog.environment.rollouts.agents import Agent, GroupContext
 
 Item = TypeVar("Item")
 
@@ -51,53 +49,6 @@ USABLE = ("completed", "truncated")
 
 
 @dataclass
-class Agent:
-    """One voice of a rollout. A `reward` of None leaves scoring to a reward worker."""
-
-    name: str
-    trajectory: OpenTrajectory
-    reward: float | None = None
-    advantages: dict[str, list[float]] = field(default_factory=dict)
-    """By the ids of answers; see `Rollout.set_advantages`."""
-
-    @property
-    def client(self) -> AsyncOpenAI:
-        """An ordinary client; its calls are recorded in this agent's trajectory."""
-        return self.trajectory.client
-
-
-@dataclass(frozen=True)
-class GroupContext:
-    """What the rollouts of a group share: the backend, and what their trajectories are opened with."""
-
-    backend: Backend
-    registration: TrajectoryRegistration
-    prompt_uid: str
-    agents: Sequence[str]
-    timeout_s: float
-    attempts: int
-    on_begin: Callable[[Sequence[str]], None]
-    """Called with base URLs before anything is written under them."""
-    max_token_length: int | None = None
-
-    async def name_agents(self) -> dict[str, Agent]:
-        """New agents, each with a trajectory that is not registered yet."""
-        has_several = len(self.agents) > 1
-        prompts = [
-            f"{self.prompt_uid}.{name}" if has_several else self.prompt_uid for name in self.agents
-        ]
-        trajectories = await asyncio.gather(*map(self.backend.name_trajectory, prompts))
-        return {
-            name: Agent(name, trajectory)
-            for name, trajectory in zip(self.agents, trajectories, strict=True)
-        }
-
-    async def register(self, agents: Mapping[str, Agent]) -> None:
-        urls = [agent.trajectory.base_url for agent in agents.values()]
-        await asyncio.gather(*(self.backend.register(url, self.registration) for url in urls))
-
-
-@dataclass
 class Rollout:
     """What `collect_trajectory` works with: a client to talk to, and fields for the result."""
 
@@ -107,7 +58,8 @@ class Rollout:
     metrics: dict[str, float] = field(default_factory=dict)
     """The author's own metrics; their means are reported."""
     status: Status = "completed"
-    """It becomes `truncated` by itself if the last answer reached its length limit."""
+    """It becomes `truncated` by itself if the last answer reached its length limit, the last call did
+    not fit into the model's context, or the rollout took too long."""
     reason: str | None = None
     abandoned: list[str] = field(default_factory=list)
     """Base URLs of earlier attempts, which met an outage."""
@@ -155,6 +107,12 @@ class Rollout:
         return [call for agent in self.agents.values() for call in agent.trajectory.calls]
 
     @property
+    def overflowed(self) -> bool:
+        """Whether the last call of an agent, after others, did not fit into the model's context."""
+        trajectories = [agent.trajectory for agent in self.agents.values()]
+        return any(each.recording.overflowed and each.calls for each in trajectories)
+
+    @property
     def tokens(self) -> int:
         """Tokens that the model generated in all calls, as the server counts them."""
         return sum(call.tokens for call in self.calls)
@@ -198,6 +156,10 @@ class Rollout:
 
     def fail(self, reason: str, status: Status = "failed") -> None:
         self.status, self.reason, self.reward = status, reason, None
+
+    def truncate(self, reason: str) -> None:
+        """End this rollout at a limit. It stays in its group, with the rewards that it has."""
+        self.status, self.reason = "truncated", reason
 
     def drop(self, reason: str) -> None:
         """Leave this rollout out of training on purpose. Its group goes on without it; drop all of
@@ -253,15 +215,32 @@ class Rollout:
             self.fail(describe_error(error))
             return self.attempt >= self.context.attempts
         except TimeoutError as error:
-            is_late = limit.expired()
-            reason = f"it took more than {self.context.timeout_s:g} s"
-            self.fail(reason if is_late else describe_error(error))
+            if limit.expired():
+                self._end_at_time_limit()
+            else:
+                self.fail(describe_error(error))
         except AUTHOR_ERRORS as error:
             if is_requested_cancellation(error, requests_before):
                 raise
+            if self.overflowed:
+                self.truncate(f"it outgrew the model's context: {describe_error(error)}")
+                return True
             self.fail(describe_error(error))
             return not _has_only_outages(error) or self.attempt >= self.context.attempts
         return True
+
+    def _end_at_time_limit(self) -> None:
+        """A rollout that was waiting for an outage to end, or never got an answer, is no attempt at its
+        item that could be compared with others."""
+        reason = f"it took more than {self.context.timeout_s:g} s"
+        outages = [agent.trajectory.recording.outage for agent in self.agents.values()]
+        outage = next(filter(None, outages), None)
+        if outage is not None:
+            self.fail(f"{reason}, and was waiting for the model: {outage}")
+        elif not self.calls:
+            self.fail(reason)
+        else:
+            self.truncate(reason)
 
     def _accept(self, reward: float | None) -> None:
         """The return value of `collect_trajectory` is the reward of all agents that have none yet."""
@@ -272,7 +251,7 @@ class Rollout:
             agent.reward = reward if agent.reward is None else agent.reward
         last_call = self.calls[-1] if self.calls else None
         is_cut = last_call is not None and last_call.finish_reason == "length"
-        if self.status == "completed" and is_cut:
+        if self.status == "completed" and (is_cut or self.overflowed):
             self.status = "truncated"
 
     async def _start_over(self) -> None:

@@ -16,7 +16,7 @@ from steplog.environment.errors import EnvironmentFailed
 from steplog.environment.records.archive import RolloutArchive
 from steplog.environment.records.progress import WorkSnapshot
 from steplog.environment.records.statistics import Statistics
-from steplog.environment.rollouts.group import Group
+from steplog.environment.rollouts.group import Group, reward_cut_off_rollouts
 from steplog.environment.rollouts.rollout import Item
 from steplog.environment.running import weight_versions
 from steplog.environment.running.group_runner import GroupRunner
@@ -77,6 +77,8 @@ class Evaluation(Generic[Item]):
                 self._archive.add(group)
         self._archive.write_page()
         rollouts = [rollout for group in groups for rollout in group.rollouts]
+        # A group may be a single rollout, so only all of them show whether the environment rewards.
+        reward_cut_off_rollouts(rollouts, self._environment.settings.truncated_reward)
         usable = sum(rollout.is_usable for rollout in rollouts)
         metrics = {"usable_share": usable / len(rollouts)}
         with required_call("evaluate()"):

@@ -21,8 +21,9 @@ from steplog.environment.author_code import (
 from steplog.environment.backends.backend import Backend, Ending, TrajectoryRegistration
 from steplog.environment.base import BaseEnvironment
 from steplog.environment.errors import EnvironmentFailed, GatewayRefused
-from steplog.environment.rollouts.group import Group
-from steplog.environment.rollouts.rollout import GroupContext, Item, Rollout
+from steplog.environment.rollouts.agents import GroupContext
+from steplog.environment.rollouts.group import Group, reward_cut_off_rollouts
+from steplog.environment.rollouts.rollout import Item, Rollout
 from steplog.environment.running.journal import Journal
 
 CANCEL_LIMIT_S = 5.0
@@ -103,12 +104,16 @@ class GroupRunner(Generic[Item]):
 
     async def _collect_and_score(self, group: Group[Item]) -> None:
         item, rollouts = group.item, group.rollouts
-        limit_s = self._environment.settings.deadline_s
+        settings = self._environment.settings
+        limit_s, truncated_reward = settings.deadline_s, settings.truncated_reward
         requests_before = count_cancel_requests()
         try:
             async with asyncio.timeout(limit_s) as limit:
                 await self._environment.collect_trajectories(item, rollouts)
+                # Before `score`, which may compare rewards, and after it, which may have given them.
+                reward_cut_off_rollouts(rollouts, truncated_reward)
                 await self._environment.score(item, rollouts)
+                reward_cut_off_rollouts(rollouts, truncated_reward)
         except EnvironmentFailed:
             raise
         except AUTHOR_ERRORS as error:

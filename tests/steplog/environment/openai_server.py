@@ -11,6 +11,17 @@ Json = dict[str, Any]
 Say = Callable[[list[Json]], str]
 
 
+class Refusal(Exception):
+    """Raised by `answer`: what the server refuses a call with."""
+
+    def __init__(self, status: int, **error: Any) -> None:
+        self.status, self.body = status, {"error": {"message": "no", "code": None, **error}}
+
+
+OVERFLOW = {"code": "context_length_exceeded", "message": "too long"}
+"""What a gateway says of a prompt that does not fit into the context."""
+
+
 def chunks(text: str) -> Iterator[Json]:
     for letter in text:
         yield {"choices": [{"index": 0, "delta": {"content": letter}}]}
@@ -23,7 +34,11 @@ def running_server(say: Say, fingerprint: Callable[[], str | None] = lambda: Non
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            text = say(body["messages"])
+            try:
+                text = say(body["messages"])
+            except Refusal as refusal:
+                self._send("application/json", json.dumps(refusal.body), refusal.status)
+                return
             if body.get("stream"):
                 events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks(text)]
                 self._send("text/event-stream", "".join(events) + "data: [DONE]\n\n")
@@ -35,8 +50,8 @@ def running_server(say: Say, fingerprint: Callable[[], str | None] = lambda: Non
             told["system_fingerprint"] = fingerprint()
             self._send("application/json", json.dumps(told))
 
-        def _send(self, kind: str, body: str) -> None:
-            self.send_response(200)
+        def _send(self, kind: str, body: str, status: int = 200) -> None:
+            self.send_response(status)
             self.send_header("content-type", kind)
             self.send_header("content-length", str(len(body.encode())))
             self.end_headers()

@@ -61,13 +61,12 @@ def test_a_rollout_that_fails_fails_alone(gateway: RunningGateway) -> None:
     ((_, members),) = arrived.complete_groups(size).items()
     fine = [told for told in members if told.end.status == "completed"]
     assert [told.end.reward for told in fine] == [1.0, 1.0], "the fine one, and that of the retry"
+    (late,) = [told.end for told in members if told.end.status == "truncated"]
+    assert (late.reason, late.reward) == ("it took more than 8 s", 0.0), "it stays in its group"
     reasons = sorted(told.end.reason or "" for told in members if told.end.status == "failed")
     assert reasons[0].startswith("TryAgain: the shop is closed for ever (environments.py:")
     assert reasons[1].startswith("ValueError: <b>not my day</b> (environments.py:")
-    assert reasons[2:] == [
-        "it took more than 8 s",
-        "the reward of agent is nan, not a finite number",
-    ]
+    assert reasons[2:] == ["the reward of agent is nan, not a finite number"]
     again = [told for group in arrived.groups("retried").values() for told in group]
     assert [told.end.status for told in again] == ["cancelled"] * 2, (
         "they take no place in the group"

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI
 
-from steplog.environment.backends.recording import Call, Recorder
+from steplog.environment.backends.recording import Call, Recorder, Recording
 from steplog.environment.records.messages import UNFOLDED, render_message
 from steplog.environment.records.page import render_page
 
@@ -53,19 +53,17 @@ def recorded(answer: Any, ask: Callable[[AsyncOpenAI], Awaitable[Any]]) -> Call:
     def serve(_: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, content=body(), headers={"content-type": kind})
 
-    calls: list[Call] = []
+    recording = Recording()
 
     async def run() -> None:
-        http = httpx2.AsyncClient(
-            transport=Recorder(httpx2.MockTransport(serve), calls.append, print)
-        )
+        http = httpx2.AsyncClient(transport=Recorder(httpx2.MockTransport(serve), recording, print))
         async with AsyncOpenAI(base_url="http://m/v1", api_key="k", http_client=http) as client:
             told = await ask(client)
             if is_stream:
                 [event async for event in told]
 
     asyncio.run(run())
-    (call,) = calls
+    (call,) = recording.calls
     return call
 
 

@@ -15,7 +15,7 @@ from steplog.environment.backends.recording import Call
 from steplog.environment.records.metrics_writer import MetricsWriter
 from steplog.environment.records.progress import ProgressText, WorkSnapshot
 from steplog.environment.records.statistics import Statistics
-from steplog.environment.rollouts.rollout import GroupContext
+from steplog.environment.rollouts.agents import GroupContext
 from tests.steplog.environment.recorded_log import lines
 
 
