@@ -29,6 +29,7 @@ Verdict = Literal[
     "invalid",
     "orphan",
     "lost",
+    "given_up",
     "other_channel",
 ]
 

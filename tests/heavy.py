@@ -16,8 +16,11 @@ _TRAINER = (
     "export",
     "faults",
     "kills",
+    "give_up",
     "learner",
     "many_readers",
+    "out_of_memory",
+    "poison",
     "ranks",
     "service",
 )

@@ -7,8 +7,10 @@ of forward passes. The same state and the same batch give the same weights, in a
 process bit for bit; `learner_state.py` names everything that this depends on.
 """
 
+import logging
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,7 +28,7 @@ from trainer.model.exported_folder import write_folder
 from trainer.model.initial_weights import InitialWeights
 from trainer.model.minibatches import BatchSplitter, Minibatch, TrainingPack, work_metrics
 from trainer.model.mode_search import find_execution_mode
-from trainer.model.offload import LayerInputs, OffloadedAdamW
+from trainer.model.offload import LayerInputs
 from trainer.model.pack import Pack, make_pack
 from trainer.model.packed import PackedModel
 from trainer.model.settings import ExecutionSettings, LearnerSettings
@@ -38,9 +40,19 @@ from trainer.model.sharding import (
     join,
     place_model,
 )
+from trainer.optimiser import OptimiserStep, make_optimiser, step_metrics, weight_decay
+from trainer.out_of_memory import (
+    NextStartNeeded,
+    PackTooLarge,
+    release_memory,
+    run_pass,
+    smaller_packs,
+)
 
 if TYPE_CHECKING:
     from trainer.data.batch import Batch
+
+log = logging.getLogger(__name__)
 
 Tensor = Any
 DEFAULT_EXECUTION = ExecutionSettings()
@@ -76,7 +88,7 @@ class Learner:
             LayerInputs(self.device).attach(causal)
         self.model, self.trained = self._place(causal, shard)
         self._reference = self._place_reference(reference, shard)
-        self.optimiser = _make_optimiser(self.trained, settings, execution, self.device)
+        self.optimiser = make_optimiser(self.trained, settings, execution, self.device)
         self.steps = 0
 
     @classmethod
@@ -103,25 +115,50 @@ class Learner:
         for group in self.optimiser.param_groups:
             group["betas"] = (settings.beta1, settings.beta2)
             group["eps"] = settings.epsilon
-            group["weight_decay"] = _decay(settings, group["params"])
+            group["weight_decay"] = weight_decay(settings, group["params"])
 
     def step(self, batch: "Batch") -> dict[str, float]:
         """Trains the batch; returns metrics over all ranks."""
         started = time.perf_counter()
+        minibatches: list[Minibatch] = []
+        done: list[OptimiserStep] = []
+        retries = 0
+        while not minibatches or len(done) < len(minibatches):
+            try:
+                minibatches = minibatches or self._prepare(batch)
+                done.append(self._optimise(minibatches[len(done)].packs, len(batch.samples)))
+            except PackTooLarge as failed:
+                self._use_smaller_packs(failed.tokens, batch.version, done)
+                minibatches, retries = [], retries + 1
+        metrics = step_metrics(done) | {
+            "learning_rate": self.settings.rate_at(max(self.steps - 1, 0)),
+            "tokens_per_pack": float(self.execution.tokens_per_pack),
+            "out_of_memory": float(retries),
+        }
+        return metrics | work_metrics(batch, minibatches, time.perf_counter() - started)
+
+    def _prepare(self, batch: "Batch") -> list[Minibatch]:
+        """The packs of each optimizer step, with proximal log-probs where the loss needs them."""
         minibatches = self.minibatches(batch)
         if self.loss.needs_proximal:
             for each in (each for minibatch in minibatches for each in minibatch.packs):
-                each.proximal = self._logprobs_without_gradient(each.pack, self.model)
-        statistics, norms = None, []
-        for minibatch in minibatches:
-            own, norm = self._optimise(minibatch.packs, len(batch.samples))
-            statistics = own if statistics is None else statistics + own
-            norms.append(norm)
-        assert statistics is not None
-        metrics = statistics.over_ranks().metrics()
-        metrics["grad_norm"] = max(float(norm) for norm in norms)
-        metrics["learning_rate"] = self.settings.rate_at(self.steps - 1)
-        return metrics | work_metrics(batch, minibatches, time.perf_counter() - started)
+                compute = partial(self._logprobs_without_gradient, each.pack, self.model)
+                each.proximal = run_pass(len(each.pack.ids), compute)
+        return minibatches
+
+    def _use_smaller_packs(self, tokens: int, version: int, done: list[OptimiserStep]) -> None:
+        """After a pass of that many tokens has failed: drops what it left, and halves the packs."""
+        self._drop_gradients()
+        release_memory(self.device)
+        before = self.execution.tokens_per_pack
+        self.execution = smaller_packs(self.execution, tokens, version)
+        if self.ranks.world > 1 or (self.loss.needs_proximal and done):
+            raise NextStartNeeded(tokens, self.execution.tokens_per_pack)
+        log.warning(
+            "out of memory in a pass of %d tokens of version %d; repeating the optimizer step, with "
+            "tokens_per_pack %d instead of %d",
+            tokens, version, self.execution.tokens_per_pack, before,
+        )  # fmt: skip
 
     def minibatches(self, batch: "Batch") -> list[Minibatch]:
         """The packs of each optimizer step."""
@@ -136,6 +173,11 @@ class Learner:
             equal_length=self.model.equal_length,
         )
         return splitter.minibatches(batch)
+
+    def has_finite_weights(self) -> bool:
+        """Whether no trained weight is NaN or infinite, on any rank; every rank has to call it."""
+        weights = [weight.detach() for weight in self.trained.parameters.values()]
+        return bool(gather(torch.nn.utils.get_total_norm(weights)).isfinite())
 
     def logprobs(self, ids: NDArray[np.int32], temperature: float = 1.0) -> NDArray[np.float32]:
         """The log-prob of each id, given those before it; 0 for the first."""
@@ -180,23 +222,33 @@ class Learner:
         reference.requires_grad_(False)
         return self._place(reference, shard)[0]
 
-    def _optimise(
-        self, packs: list[TrainingPack], trajectories: int
-    ) -> tuple[PackStatistics, Tensor]:
+    def _optimise(self, packs: list[TrainingPack], trajectories: int) -> OptimiserStep:
+        """One optimizer step, unless the gradient is not finite: then the weights stay as they are."""
         total: PackStatistics | None = None
         for pack in packs:
-            loss, statistics = objective(self.loss, self._tokens(pack, trajectories))
-            loss.backward()
+            backward = partial(self._backward, pack, trajectories)
+            statistics = run_pass(len(pack.pack.ids), backward)
             total = statistics if total is None else total + statistics
         assert total is not None, "there is always a pack, if only padding"
-        norm = self._clip()
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.settings.rate_at(self.steps)
-        self.optimiser.step()
+        result = OptimiserStep(total, float(self._clip()))
+        if not result.is_skipped:
+            for group in self.optimiser.param_groups:
+                group["lr"] = self.settings.rate_at(self.steps)
+            self.optimiser.step()
+            self.trained.publish()
+            self.steps += 1
+        self._drop_gradients()
+        return result
+
+    def _backward(self, pack: TrainingPack, trajectories: int) -> PackStatistics:
+        """Adds the gradient of a pack."""
+        loss, statistics = objective(self.loss, self._tokens(pack, trajectories))
+        loss.backward()
+        return statistics
+
+    def _drop_gradients(self) -> None:
         self.optimiser.zero_grad(set_to_none=True)
-        self.trained.publish()
-        self.steps += 1
-        return total, norm
+        self.model.zero_grad(set_to_none=True)  # a failed pass may have left some on bf16 copies
 
     def _tokens(self, pack: TrainingPack, trajectories: int) -> Tokens:
         current, entropy = self.model(pack.pack)
@@ -233,24 +285,3 @@ def _dtype(settings: LearnerSettings, device: Any) -> Any:
     if settings.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return getattr(torch, settings.dtype)
-
-
-def _make_optimiser(
-    trained: TrainedParameters, settings: LearnerSettings, execution: ExecutionSettings, device: Any
-) -> Any:
-    weights = list(trained.parameters.values())
-    kinds = [w for w in weights if w.ndim > 1], [w for w in weights if w.ndim <= 1]
-    groups = [{"params": kind, "weight_decay": _decay(settings, kind)} for kind in kinds if kind]
-    adamw = OffloadedAdamW if execution.offload_optimiser else torch.optim.AdamW
-    return adamw(
-        groups,
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        fused=device.type == "cuda",
-    )
-
-
-def _decay(settings: LearnerSettings, weights: list[Tensor]) -> float:
-    """Norms and biases have no weight decay."""
-    return settings.weight_decay if weights[0].ndim > 1 else 0.0

@@ -7,7 +7,6 @@ live, together with its Outcomes, when every reachable engine has confirmed it. 
 interrupts is done again from the log.
 """
 
-import asyncio
 import json
 import logging
 import threading
@@ -18,12 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pool.core.ledger import GroupId, group_id
+from pool.core.ledger import GroupId
 from pool.core.versions import Version
-from pool.readers.decision_batch import find_lost_groups
 from schemas import Decision, Outcome
 from servicekit import tracing
-from servicekit.errors import Fatal, OffsetLost
+from servicekit.errors import Fatal
 from servicekit.spans import Span
 from trainer.algorithm.alarms import find_alarms
 from trainer.decisions.decider import Decider, RangeEnded
@@ -41,6 +39,7 @@ from trainer.weights.fleet import EngineFleet
 from trainer.weights.logprob_check import LogprobMismatch, compare_logprobs
 from trainer.weights.nccl import NcclUnavailable
 from trainer.weights.sync import SyncReport
+from trainer.withdrawal import check_not_deleted, give_up_batch
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +47,6 @@ CHECK_EVERY_S = 1.0
 """Seconds between two checks of engines and lag while the loop waits."""
 CHECK_PROMPT = range(1, 17)
 """Token ids that every vocabulary has; engines continue this prompt when they are checked."""
-MAX_NAMED = 5
-"""Lost groups that an error message names."""
 
 
 class Stopped(Exception):
@@ -125,8 +122,11 @@ class TrainingLoop:
 
     def _recover(self) -> None:
         """Trains the Decisions made since the checkpoint again, and sends the result to the engines."""
-        unseen = self._incarnation.ledger.trained_after(self._training.version)
-        self._check_not_deleted(unseen)
+        ledger, restored = self._incarnation.ledger, self._training.version
+        if self._settings.give_up is not None:
+            give_up_batch(self._settings.give_up, restored, ledger, self._decider)
+        unseen = ledger.trained_after(restored)
+        check_not_deleted(self._settings, self._incarnation.topic, unseen, ledger, self._decider)
         for done, decision in enumerate(unseen):
             self._progress.set_recovered(done, len(unseen))
             if self._stop.is_set():
@@ -140,26 +140,6 @@ class TrainingLoop:
         with self._span("version", self._training.version, again=True):
             self._publish()
         self._check_engines()
-
-    def _check_not_deleted(self, decisions: list[Decision]) -> None:
-        """Refuses to continue if Kafka has deleted groups of these Decisions, unless accept_loss is
-        set."""
-        lost = self._incarnation.ledger.lost_groups()
-        groups = [g for d in decisions for g in d.groups if g.verdict == "train"]
-        needed = [g for g in groups if group_id(g) not in lost]
-        topic = self._incarnation.topic
-        deleted = asyncio.run(find_lost_groups(self._settings, topic, needed)) if needed else []
-        if not deleted:
-            return
-        if not self._settings.accept_loss:
-            names = [f"{g.prompt_uid} in partition {g.partition}" for g in deleted[:MAX_NAMED]]
-            more = ", …" if len(deleted) > MAX_NAMED else ""
-            raise OffsetLost(
-                f"Kafka has deleted {len(deleted)} decided groups that are in no checkpoint "
-                f"({', '.join(names)}{more}); set --accept-loss to continue without them"
-            )
-        log.warning("continuing without %d decided groups that Kafka has deleted", len(deleted))
-        self._decider.declare_lost(deleted)
 
     def _check_engines(self) -> None:
         """Checks that engines compute with the weights that their version label names."""

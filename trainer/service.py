@@ -36,6 +36,7 @@ from trainer.offline.incarnation import OfflineIncarnation, lock_run
 from trainer.offline.run_definition import check_not_offline, define_run
 from trainer.offline.summary import OfflineSummary
 from trainer.order_loop import execute_orders
+from trainer.pack_limit import PackLimit
 from trainer.preparation import BatchPreparation
 from trainer.progress.reporter import ProgressReporter, open_reporter
 from trainer.rank_orders import RankOrders
@@ -161,7 +162,8 @@ def _train(
 ) -> None:
     with ExitStack() as stack:
         orders.send("begin", str(incarnation.number).encode())
-        training = _make_training(settings, probe, incarnation.number)
+        pack_limit = _make_pack_limit(settings)
+        training = _make_training(settings, pack_limit, probe, incarnation.number)
         preparation = _make_preparation(settings, training, probe)
         stack.callback(preparation.close)
         fleet = _make_fleet(settings, training.learner)
@@ -181,7 +183,8 @@ def _train(
             stop,
             probe,
         )
-        loop.run()
+        with pack_limit.keep_for_next_start():
+            loop.run()
 
 
 def _run_other_rank(settings: TrainSettings, orders: RankOrders) -> None:
@@ -191,18 +194,26 @@ def _run_other_rank(settings: TrainSettings, orders: RankOrders) -> None:
         pass
     if order.kind == "begin":
         tracing.start("train", settings.traces)
-        training = _make_training(settings, no_probe, int(order.content))
+        pack_limit = _make_pack_limit(settings)
+        training = _make_training(settings, pack_limit, no_probe, int(order.content))
         preparation = _make_preparation(settings, training, no_probe)
         fleet = _make_fleet(settings, training.learner)
-        execute_orders(orders, training, preparation, fleet, settings.codec())
+        with pack_limit.keep_for_next_start():
+            execute_orders(orders, training, preparation, fleet, settings.codec())
         preparation.close()
 
 
-def _make_training(settings: TrainSettings, probe: Probe, incarnation: int) -> DecisionTraining:
+def _make_pack_limit(settings: TrainSettings) -> PackLimit:
+    return PackLimit(settings.checkpoints / settings.run, section(settings, ExecutionSettings))
+
+
+def _make_training(
+    settings: TrainSettings, pack_limit: PackLimit, probe: Probe, incarnation: int
+) -> DecisionTraining:
     loss_settings = section(settings, LossSettings)
     learner_settings = section(settings, LearnerSettings)
     torch.manual_seed(settings.seed)
-    execution = section(settings, ExecutionSettings)
+    execution = pack_limit.apply(Ranks())
     learner = Learner.from_folder(settings.model, learner_settings, loss_settings, execution)
     checkpoints = Checkpoints(
         settings.checkpoints, settings.run, settings.keep_checkpoints, settings.keep_every, probe

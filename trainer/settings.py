@@ -73,6 +73,11 @@ class TrainSettings(
         False,
         description="continue even if Kafka has deleted records of decided groups, which become lost",
     )
+    give_up: Positive | None = Field(
+        None,
+        description="make this version without its decided batch, which becomes given_up: for a batch "
+        "whose training always fails",
+    )
     check_engines: bool = Field(
         True, description="at start, compare log-probs computed by the engines and by the trainer"
     )

@@ -13,6 +13,7 @@ from pool.core.ledger import GroupId
 from pool.readers.decision_batch import read_groups
 from schemas import Decision
 from servicekit import tracing
+from servicekit.errors import Fatal
 from servicekit.spans import Span
 from trainer.checkpoints.folder import Checkpoints
 from trainer.checkpoints.writer import CheckpointWriter
@@ -93,11 +94,21 @@ class DecisionTraining:
             metrics = batch_metrics(batch)
             if metrics["trajectories"]:
                 metrics |= self.learner.step(batch)
+                self._check_weights(decision)
         self.version = decision.version
         self._probe("trained")
         if tracing.is_enabled() and self.learner.ranks.rank == 0:
             self._link_trajectories(decision, groups, span)
         return TrainingResult(metrics, prepared.digest, describe_machine(self.learner))
+
+    def _check_weights(self, decision: Decision) -> None:
+        """Stops before anyone can get weights that are not finite."""
+        if not self.learner.has_finite_weights():
+            raise Fatal(
+                f"training gave version {decision.version} weights that are NaN or infinite; they were "
+                "neither sent nor saved. Training its batch again would give the same: start with "
+                f"--give-up {decision.version} to make the version without it"
+            )
 
     def _span(self, decision: Decision, groups: Sequence[Group], trace: str | None) -> Span:
         return tracing.span(
@@ -136,6 +147,11 @@ class DecisionTraining:
         version = max(earlier, default=None)
         if version is not None:
             restore_state(self.learner, self._checkpoints.open(version))
+            if not self.learner.has_finite_weights():
+                raise Fatal(
+                    f"checkpoint {self._checkpoints.path(version)} has weights that are NaN or "
+                    "infinite; move it away to continue from the one before"
+                )
             self.version = version
 
     def is_model_due(self) -> bool:

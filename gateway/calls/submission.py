@@ -16,6 +16,7 @@ from gateway.state.completion import Completion
 from gateway.state.log import StepsLog
 from gateway.state.trajectories import Trajectories
 from gateway.state.trajectory import TrajectoryState
+from pool.core.logprobs import find_logprob_problem
 from pool.core.prompts import encode_prompt
 from pool.core.submitted_steps import SubmittedStep, step_id
 from schemas import Segment, Step
@@ -63,6 +64,13 @@ class Submission:
             raise Unprocessable(
                 f"steps[{at}] has {len(step.response_ids)} response_ids but {len(logprobs)} "
                 "rollout_log_probs. Send one logprob per id.",
+                param=f"steps[{at}].rollout_log_probs",
+            )
+        problem = find_logprob_problem(logprobs or [])
+        if problem is not None:
+            raise Unprocessable(
+                f"steps[{at}] has {problem}. Send the natural logarithm of each sampled token's "
+                "probability.",
                 param=f"steps[{at}].rollout_log_probs",
             )
         if not self._policy.was_opened(step.policy_version):

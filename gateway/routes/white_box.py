@@ -133,8 +133,8 @@ ROUTES: list[RouteSpec] = [
         SubmitBody,
         query=("channel",),
         conditions={
-            422: "Ids and logprobs differ in number, a policy_version was never opened, a reward is "
-            "not finite, or one trajectory has two prompt_uids."
+            422: "Ids and logprobs differ in number, no sampler gives such a logprob, a policy_version "
+            "was never opened, a reward is not finite, or one trajectory has two prompt_uids."
         },
     ),
     RouteSpec(

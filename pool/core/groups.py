@@ -59,6 +59,8 @@ def required_members(quorum: float, size: int) -> int:
 
 
 TRAIN = Judgement("train")
+LARGEST_REWARD = 3e38
+"""Advantages are float32; one reward that is too large, infinite or NaN would spoil its whole batch."""
 DEFAULT_RULES = GroupRules()
 
 
@@ -173,8 +175,11 @@ def judge_member(group: Group, member: Trajectory) -> Judgement:
         return Judgement("invalid", member.problem)
     if not member.steps:
         return Judgement("invalid", "it has no Steps")
-    if group.reward(member) is None:
+    reward = group.reward(member)
+    if reward is None:
         return Judgement("invalid", "it has no reward")
+    if not abs(reward) <= LARGEST_REWARD:
+        return Judgement("invalid", f"its reward is {reward:g}")
     return TRAIN
 
 

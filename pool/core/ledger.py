@@ -13,6 +13,9 @@ from pool.core.group_assembler import DECIDED_MEMORY
 from schemas import DecidedGroup, Decision, Member, Outcome, PartitionOffsets, Record
 from servicekit.errors import Fatal
 
+WITHDRAWN = ("lost", "given_up")
+"""Verdicts of later Decisions on groups that an earlier one chose for training."""
+
 
 class GroupId(NamedTuple):
     partition: int
@@ -80,12 +83,13 @@ class Ledger:
         return self._outcomes.get(sequence)
 
     def lost_groups(self) -> set[GroupId]:
-        """Groups whose records were deleted before they were trained, as a later Decision states."""
+        """Groups of a batch that are not trained after all, as a later Decision states: their records
+        were deleted before, or an operator has given the batch up."""
         return {
             group_id(group)
             for decision in self._decisions.values()
             for group in decision.groups
-            if group.verdict == "lost"
+            if group.verdict in WITHDRAWN
         }
 
     def forget_before(self, sequence: int) -> None:

@@ -81,7 +81,10 @@ class GivenRewards(msgspec.Struct, frozen=True, array_like=True):
     @property
     def _sum_of_steps(self) -> float | None:
         rewards = [reward for reward in self.steps.values() if reward is not None]
-        return math.fsum(rewards) if rewards else None
+        try:
+            return math.fsum(rewards) if rewards else None
+        except (OverflowError, ValueError):  # the sum is too large, or inf - inf
+            return math.nan
 
 
 def given_rewards(

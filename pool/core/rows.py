@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from pool.core.logprobs import find_logprob_problem
 from pool.core.sampling import temperature_of, untrainable_reason
 
 if TYPE_CHECKING:  # code that builds rows from other data needs nothing of the log
@@ -26,8 +27,6 @@ if TYPE_CHECKING:  # code that builds rows from other data needs nothing of the 
     from schemas import Step
 
 ID_BYTES = 4
-HIGHEST_LOGPROB = 1e-4
-"""Engines round, so the logprob of a probability of one may be a little above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +153,8 @@ def _find_step_problem(step: "Step") -> str | None:
         return f"{name} cannot be trained: {reason}"
     if not step.segments or step.segments[0].first_token > 0:
         return f"{name} does not say which weights sampled it"
-    logprobs = np.frombuffer(step.response_logprobs, "<f4")
-    if not np.isfinite(logprobs).all():
-        return f"{name} has a logprob that is not finite"
-    if logprobs.max() > HIGHEST_LOGPROB:
-        return f"{name} has a logprob of {logprobs.max():.4g}, which no probability has"
-    return None
+    problem = find_logprob_problem(np.frombuffer(step.response_logprobs, "<f4"))
+    return f"{name} has {problem}" if problem else None
 
 
 def _find_advantage_problem(step: "Step", advantages: Mapping[str, bytes]) -> str | None:

@@ -8,6 +8,7 @@ the trainer skipped it unread because it was too old.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from pool.core.ledger import WITHDRAWN
 from pool.core.progress import Received
 from pool.core.scored_groups import posted_group_uid
 from schemas import DecidedGroup, Decision, Member, TrajectoryEnd
@@ -80,8 +81,8 @@ def find_outcomes(
     """`decisions` are those of the run; `copies` are the trajectory's records in the topic that the run
     trains from."""
     decided = [_decided(mention) for mention in find_mentions(decisions, uid)]
-    if any(outcome.verdict == "lost" for outcome in decided):
-        # An earlier Decision chose it for training, but its records were lost before.
+    if any(outcome.verdict in WITHDRAWN for outcome in decided):
+        # An earlier Decision chose it for training, and a later one withdrew it.
         decided = [outcome for outcome in decided if outcome.verdict != "train"]
     return decided or [_undecided(run, decisions, copies)]
 

@@ -67,11 +67,12 @@ def test_a_member_shares_its_groups_fate_unless_it_has_its_own() -> None:
     assert (other.verdict, other.reason) == ("invalid", "failed")
 
 
-def test_what_was_decided_and_then_lost_was_not_trained() -> None:
+@pytest.mark.parametrize("verdict", ["lost", "given_up"])
+def test_what_was_decided_and_then_withdrawn_was_not_trained(verdict: Any) -> None:
     members = [("t", "train", ""), ("u", "train", "")]
     first = decision(1, version=1, groups=[group("train", "", members)])
     outcome = only(first)
     assert (outcome.version, outcome.group) == (1, ["t", "u"])
-    lost = decision(2, groups=[group("lost", "the log has deleted its records", members)])
-    assert only(first, lost).verdict == "lost"
-    assert only(first, lost).version is None
+    withdrawn = decision(2, groups=[group(verdict, "the reason", members)])
+    outcome = only(first, withdrawn)
+    assert (outcome.verdict, outcome.reason, outcome.version) == (verdict, "the reason", None)

@@ -79,6 +79,20 @@ RULES = (
         "agent only appends messages, check how the chat template renders earlier turns",
     ),
     AlarmRule(
+        "skipped_steps",
+        "skipped_steps",
+        lambda _: 0.0,
+        "{value:.0f} optimizer steps were skipped, because their gradient was NaN or infinite; look at "
+        "the batch with steplog replay step",
+    ),
+    AlarmRule(
+        "out_of_memory",
+        "out_of_memory",
+        lambda _: 0.0,
+        "{value:.0f} passes ran out of memory and were repeated with smaller packs; lower "
+        "tokens_per_pack to save the time",
+    ),
+    AlarmRule(
         "trained_twice",
         "groups_trained_twice",
         lambda _: 0.0,
@@ -93,7 +107,7 @@ def find_alarms(metrics: Mapping[str, float], settings: AlarmSettings) -> list[s
     sentences = []
     if broken:
         names = ", ".join(broken)
-        sentences.append(f"not_finite: {names} became NaN or infinite; go back to a checkpoint")
+        sentences.append(f"not_finite: {names} became NaN or infinite; look at the batch")
     for rule in RULES:
         value, limit = metrics.get(rule.metric, math.nan), rule.limit(settings)
         if value < limit if rule.below else value > limit:

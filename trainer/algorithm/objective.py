@@ -60,7 +60,7 @@ def objective(settings: LossSettings, tokens: Tokens) -> tuple[Tensor, PackStati
 
     loss = policy.loss if kept is None else policy.loss.masked_fill(rejected, 0.0)
     if settings.tau:
-        loss = loss + settings.tau * gap.square()
+        loss = loss + settings.tau * bounded(gap).square()
     kl = _reference_kl(settings, tokens)
     if kl is not None:
         loss = loss + settings.kl_beta * (kl * bounded(gap).exp() if settings.kl_off_policy else kl)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from trainer.algorithm.divergence import k3
-from trainer.algorithm.losses import bounded
+from trainer.algorithm.losses import LOG_RATIO_LIMIT, bounded
 
 SUMS = (
     "tokens",
@@ -167,7 +167,8 @@ def _trajectory_metrics(
     table: np.ndarray[tuple[int, int], np.dtype[np.float64]],
 ) -> dict[str, float]:
     trained = table[table[:, 1] > 0]
-    ratios = np.exp(trained[:, 0] / trained[:, 1])
+    log_ratios = trained[:, 0] / trained[:, 1]
+    ratios = np.exp(np.clip(log_ratios, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
     values = np.percentile(ratios, PERCENTILES)
     percentiles = {
         f"geo_ratio_p{percentile}": float(value)

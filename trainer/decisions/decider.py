@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from schemas import DecidedGroup, Decision
+from schemas.records import Verdict
 from servicekit.errors import Fatal, SteplogError
 from servicekit.metrics import last_progress
 from trainer.decisions.maker import DecisionMaker
@@ -80,13 +81,12 @@ class Decider(ABC):
         """Statistics of the groups decided with this batch, and since the batch before it."""
         return self.submit(lambda: self._decisions.batch_statistics.pop(sequence)).result()
 
-    def declare_lost(self, groups: Sequence[DecidedGroup]) -> None:
-        """Records that these decided groups cannot be trained: Kafka has deleted their records."""
-        lost = [
-            msgspec.structs.replace(group, verdict="lost", reason="Kafka has deleted its records")
-            for group in groups
+    def withdraw(self, groups: Sequence[DecidedGroup], verdict: Verdict, reason: str) -> None:
+        """Records that these decided groups are not trained after all."""
+        withdrawn = [
+            msgspec.structs.replace(group, verdict=verdict, reason=reason) for group in groups
         ]
-        self.submit(lambda: self._decisions.write_decided(lost)).result()
+        self.submit(lambda: self._decisions.write_decided(withdrawn)).result()
 
     def checkpoint_is_due(self) -> bool:
         """Whether retention may soon delete batches that a restart would have to train again."""

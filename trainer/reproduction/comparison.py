@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-NOT_REPRODUCIBLE = frozenset({"tokens_per_second"})
-"""Metrics that measure time."""
+NOT_REPRODUCIBLE = frozenset({"tokens_per_second", "out_of_memory", "packs"})
+"""Metrics of time and memory, not of learning."""
 SMALLEST_SCALE = 0.01
 """Losses lie around 0: for smaller numbers, differences are relative to this."""
 

@@ -101,7 +101,7 @@ def format_lines(batch: RebuiltBatch, retrained: "Retrained | None") -> Iterator
         f"{tokens} tokens, {trained_tokens} of them trained"
     )
     if batch.lost:
-        yield f"{batch.lost} more groups were decided, but deleted by Kafka before they were trained"
+        yield f"{batch.lost} more groups were decided, but lost or given up before they were trained"
     changed = loss.model_dump(exclude_defaults=True) | learner.model_dump(exclude_defaults=True)
     yield "settings: " + (", ".join(f"{n} {v}" for n, v in changed.items()) or "all defaults")
     for group in document["groups"]:

@@ -30,7 +30,7 @@ class RebuiltBatch:
     """The result recorded after training, if there is one."""
     groups: list[DecidedGroup]
     lost: int
-    """Number of decided groups whose records were deleted before they were trained."""
+    """Number of decided groups that were deleted or given up before they were trained."""
     batch: Batch
     digest: str
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pool.core.rows import HIGHEST_LOGPROB
+from pool.core.logprobs import HIGHEST_LOGPROB
 from trainer.weights.engine import EngineCallFailed, EngineControl
 
 TIMEOUT_S = 60.0

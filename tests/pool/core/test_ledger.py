@@ -42,6 +42,14 @@ def decision(sequence: int, *groups: DecidedGroup, **fields: Any) -> Decision:
     )
 
 
+@pytest.mark.parametrize("verdict", ["lost", "given_up"])
+def test_a_later_decision_withdraws_groups_of_a_batch(verdict: Verdict) -> None:
+    made = [decision(1, group("p"), group("q", first=5), version=1), decision(2, version=None)]
+    ledger = Ledger(RUN, [*made, decision(3, group("q", first=5, verdict=verdict))])
+    assert ledger.lost_groups() == {(0, "q", 5)}
+    assert ledger.trained_after(0) == [made[0]], "the version is still made, without them"
+
+
 def test_a_group_that_is_trained_twice_stops_the_process() -> None:
     ledger = Ledger(RUN, [decision(1, group("p", first=7))])
     with pytest.raises(

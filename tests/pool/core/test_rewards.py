@@ -1,5 +1,6 @@
 """Which reward of a trajectory counts."""
 
+import math
 from typing import Any
 
 import pytest
@@ -27,6 +28,12 @@ def test_without_any_reward_there_is_none() -> None:
 def test_rewards_of_steps_are_summed_if_there_is_nothing_else() -> None:
     submitted = [step("a", reward=0.5), step("b", index=1, reward=0.25)]
     assert counting(*submitted, end(steps=2)) == 0.75
+
+
+@pytest.mark.parametrize("pair", [(math.inf, -math.inf), (1e308, 1e308)])
+def test_rewards_of_steps_that_have_no_sum_are_not_a_number(pair: tuple[float, float]) -> None:
+    submitted = [step("a", reward=pair[0]), step("b", index=1, reward=pair[1])]
+    assert math.isnan(counting(*submitted, end(steps=2)) or 0.0)
 
 
 def test_feedback_on_steps_counts_before_the_end_and_after_it() -> None:

@@ -167,12 +167,25 @@ def test_a_temperature_that_cannot_be_is_refused(temperature: str) -> None:
 
 @pytest.mark.parametrize(
     ("logprob", "says"),
-    [(math.nan, "not finite"), (-math.inf, "not finite"), (0.01, "logprob of 0.01")],
+    [
+        (math.nan, "not finite"),
+        (-math.inf, "not finite"),
+        (0.01, "logprob of 0.01"),
+        (-3e38, "logprob of -3e+38, with which no sampler draws"),
+        (-9999.0, "logprob of -9999"),
+        (-105.0, "logprob of -105"),
+    ],
 )
 def test_a_logprob_that_cannot_be_is_refused(logprob: float, says: str) -> None:
     one = msgspec.structs.replace(step("a"), response_logprobs=pack_logprobs([-0.5, logprob]))
     told = find_training_problem(trajectory(one))
     assert told is not None and says in told
+
+
+def test_the_least_likely_token_that_can_be_drawn_is_no_problem() -> None:
+    smallest = float(np.log(np.finfo(np.float32).smallest_subnormal))
+    drawn = msgspec.structs.replace(step("a"), response_logprobs=pack_logprobs([-0.5, smallest]))
+    assert find_training_problem(trajectory(drawn)) is None
 
 
 def test_rounding_above_zero_is_no_problem() -> None:

@@ -28,6 +28,8 @@ def test_a_metric_at_its_limit_is_quiet() -> None:
         ("masked_fraction", 0.25, r"^masked: .* 25% of the tokens \(limit 20%\)"),
         ("prefix_break_fraction", 0.02, r"^prefix_breaks: 2\.0% of the Steps .* \(limit 1\.0%\)"),
         ("groups_trained_twice", 1.0, r"^trained_twice: 1 groups"),
+        ("skipped_steps", 2.0, r"^skipped_steps: 2 optimizer steps were skipped.* replay step"),
+        ("out_of_memory", 1.0, r"^out_of_memory: 1 passes .* lower tokens_per_pack"),
         ("loss", math.nan, r"^not_finite: loss "),
         ("grad_norm", math.inf, r"^not_finite: grad_norm "),
     ],

@@ -44,6 +44,14 @@ def test_drift_can_be_switched_off_and_on() -> None:
     assert (loss, *gradient) == pytest.approx((0.5, 1.0))
 
 
+@pytest.mark.parametrize("behaviour", [-3e38, 3e38])
+def test_drift_and_its_gradient_are_bounded(behaviour: float) -> None:
+    loss, gradient = loss_and_gradient(
+        LossSettings(drift_tau=0.5), tokens([-1.0], [behaviour], [0.0])
+    )
+    assert (loss, *gradient) == pytest.approx((0.5 * 20**2, 0.0))
+
+
 def test_gspo_takes_the_mean_over_a_trajectory_wherever_its_tokens_lie() -> None:
     # Trajectory 0 has tokens 0, 2 and 3: its mean is (0.1 - 0.2 + 0.4) / 3 = 0.1.
     settings = LossSettings(loss="gspo", aggregation="rollout_mean", e_lo=0.5, e_hi=0.5)

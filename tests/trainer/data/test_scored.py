@@ -26,6 +26,7 @@ from trainer.model.sharding import Ranks
 TOKENS = (11, 12, 13, 14, 15, 16)
 MASK = (-100, 12, 13, -100, 15, -100)
 LOGPROBS = (1.0, -0.25, -0.5, 1.0, -0.75, 1.0)
+UNLIKELY = (1.0, -0.25, -3e38, 1.0, -0.75, 1.0)
 
 
 def floats(*sequences: tuple[float, ...]) -> list[bytes]:
@@ -110,6 +111,12 @@ def test_it_ages_by_its_own_offset() -> None:
         ({"generation_params": '{"top_p": 0.9}'}, "the distribution was changed by top_p"),
         ({"group_overrides": '{"repetition_penalty": 1.2}'}, "changed by repetition_penalty"),
         ({"generation_params": '{"temperature": "hot"}'}, "'hot', which is not a positive number"),
+        (
+            {"inference_logprobs": floats(UNLIKELY, UNLIKELY)},
+            "logprob of -3e.38, with which no",
+        ),
+        ({"inference_logprobs": floats(LOGPROBS[::-1], LOGPROBS)}, "logprob of 1, which no prob"),
+        ({"scores": [float("nan"), 1.0]}, "its reward is nan"),
     ],
 )
 def test_what_cannot_be_trained_says_why(fields: dict[str, Any], reason: str) -> None:

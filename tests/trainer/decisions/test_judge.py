@@ -1,5 +1,6 @@
 """Verdicts on groups, apart from any log."""
 
+import math
 from typing import Any
 
 import pytest
@@ -47,6 +48,18 @@ def test_a_fresh_group_with_different_rewards_trains() -> None:
 def test_equal_rewards_teach_nothing() -> None:
     decided = judge(marks(0)).judge(two((1.0, 1.0)), 0)
     assert (decided.verdict, decided.reason) == ("no_variance", "all rewards are 1")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39])
+def test_a_member_whose_reward_is_no_usable_number_is_invalid(value: float) -> None:
+    records: list[Record] = []
+    for place, given in enumerate((0.0, 1.0, value)):
+        uid = f"t{place}"
+        records += [step(f"s{place}", uid, group_size=3), end(uid, reward=given)]
+    decided = judge(marks(0)).judge(group_of(*records), 0)
+    assert decided.verdict == "train", "the others are compared with each other"
+    assert [member.verdict for member in decided.members] == ["train", "train", "invalid"]
+    assert decided.members[2].reason == f"its reward is {value:g}"
 
 
 def test_a_group_ages_while_it_waits() -> None:
