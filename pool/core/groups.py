@@ -178,8 +178,9 @@ def judge_member(group: Group, member: Trajectory) -> Judgement:
     reward = group.reward(member)
     if reward is None:
         return Judgement("invalid", "it has no reward")
-    if not abs(reward) <= LARGEST_REWARD:
-        return Judgement("invalid", f"its reward is {reward:g}")
+    for number in (reward, *group.turn_rewards(member).turns.values()):
+        if not abs(number) <= LARGEST_REWARD:
+            return Judgement("invalid", f"its reward, or that of a Step, is {number:g}")
     return TRAIN
 
 

@@ -59,7 +59,13 @@ def test_a_member_whose_reward_is_no_usable_number_is_invalid(value: float) -> N
     decided = judge(marks(0)).judge(group_of(*records), 0)
     assert decided.verdict == "train", "the others are compared with each other"
     assert [member.verdict for member in decided.members] == ["train", "train", "invalid"]
-    assert decided.members[2].reason == f"its reward is {value:g}"
+    assert decided.members[2].reason == f"its reward, or that of a Step, is {value:g}"
+
+
+def test_so_is_one_with_such_a_reward_of_a_step() -> None:
+    group = two(reward=math.inf)
+    decided = judge(marks(0)).judge(group, 0)
+    assert {member.verdict for member in decided.members} == {"invalid"}
 
 
 def test_a_group_ages_while_it_waits() -> None:
