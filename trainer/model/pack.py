@@ -118,4 +118,9 @@ def _lay_out(lengths: Sequence[int], shared: Sequence[int]) -> _Layout:
 
 
 def to_device(array: NDArray[Any], device: Any) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+    """A copy on the device, from pinned memory: other memory is copied when the device has nothing to
+    do."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
