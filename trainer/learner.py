@@ -31,6 +31,7 @@ from trainer.model.mode_search import find_execution_mode
 from trainer.model.offload import LayerInputs
 from trainer.model.pack import Pack, make_pack
 from trainer.model.packed import PackedModel
+from trainer.model.packed_batch import PackedBatch, move
 from trainer.model.settings import ExecutionSettings, LearnerSettings
 from trainer.model.sharding import (
     Ranks,
@@ -90,6 +91,8 @@ class Learner:
         self._reference = self._place_reference(reference, shard)
         self.optimiser = make_optimiser(self.trained, settings, execution, self.device)
         self.steps = 0
+        self.packed: PackedBatch | None = None
+        """A batch that was packed ahead of its step."""
 
     @classmethod
     def from_folder(
@@ -160,19 +163,29 @@ class Learner:
             tokens, version, self.execution.tokens_per_pack, before,
         )  # fmt: skip
 
+    def pack(self, batch: "Batch", loss: LossSettings) -> PackedBatch:
+        """Packs a batch ahead of its step. May be called from any thread."""
+        splitter = self._splitter(loss)
+        return PackedBatch(batch, splitter, splitter.minibatches(batch))
+
     def minibatches(self, batch: "Batch") -> list[Minibatch]:
         """The packs of each optimizer step."""
+        packed, splitter = self.packed, self._splitter(self.loss)
+        is_ready = packed is not None and packed.fits(batch, splitter)
+        made = packed.minibatches if packed and is_ready else splitter.minibatches(batch)
+        return [move(minibatch, self.device) for minibatch in made]
+
+    def _splitter(self, loss: LossSettings) -> BatchSplitter:
         mode = self.model.mode
-        budget = 0 if mode.kernel == "single" else self.execution.tokens_per_pack
-        splitter = BatchSplitter(
-            self.loss,
+        return BatchSplitter(
+            loss,
             self.ranks,
-            self.device,
-            budget,
+            torch.device("cpu"),
+            0 if mode.kernel == "single" else self.execution.tokens_per_pack,
             trees=mode.trees is not None,
             equal_length=self.model.equal_length,
+            runs_on=self.device.type,
         )
-        return splitter.minibatches(batch)
 
     def has_finite_weights(self) -> bool:
         """Whether no trained weight is NaN or infinite, on any rank; every rank has to call it."""

@@ -17,12 +17,13 @@ from servicekit.errors import Fatal
 from servicekit.spans import Span
 from trainer.checkpoints.folder import Checkpoints
 from trainer.checkpoints.writer import CheckpointWriter
-from trainer.data.batch import Batch, make_batch, trained_groups
+from trainer.data.batch import make_batch, trained_groups
 from trainer.data.batch_metrics import batch_metrics
 from trainer.data.digest import digest
 from trainer.learner import Learner
 from trainer.learner_state import restore_state, state_tensors
 from trainer.machine import describe_machine
+from trainer.model.packed_batch import PackedBatch
 from trainer.recorded_settings import RecordedSettings, decode_settings
 
 
@@ -32,7 +33,7 @@ class PreparedBatch(NamedTuple):
     decision: Decision
     settings: RecordedSettings
     groups: list[Group]
-    batch: Batch
+    packed: PackedBatch
     digest: str
 
 
@@ -74,28 +75,30 @@ class DecisionTraining:
         self._incarnation = incarnation
 
     def prepare(self, decision: Decision, lost: set[GroupId]) -> PreparedBatch:
-        """Reads the batch of a Decision from the log, without its lost groups. May be called from any
-        thread: it neither changes the learner nor talks to other ranks."""
+        """Reads the batch of a Decision from the log, without its lost groups, and packs it. May be
+        called from any thread: it neither changes the learner nor talks to other ranks."""
         settings = decode_settings(decision)
         trained = trained_groups(decision, lost)
         groups = asyncio.run(read_groups(self._connection, self._codec, decision.topic, trained))
         batch = make_batch(decision, groups, settings.loss, settings.limits)
-        return PreparedBatch(decision, settings, groups, batch, digest(batch))
+        packed = self.learner.pack(batch, settings.loss)
+        return PreparedBatch(decision, settings, groups, packed, digest(batch))
 
     def train(self, prepared: PreparedBatch, trace: str | None = None) -> TrainingResult:
         """Makes the Decision's version from the one before it, with the settings that the Decision
         records and the execution settings of this process. `trace` is rank 0's trace, for the other
         ranks."""
-        decision, groups, batch = prepared.decision, prepared.groups, prepared.batch
+        decision, groups, batch = prepared.decision, prepared.groups, prepared.packed.batch
         assert decision.version == self.version + 1, "versions are made one after the other"
         self.learner.adopt(prepared.settings.learner, prepared.settings.loss)
+        self.learner.packed = prepared.packed
         self._probe("before training")
         with self._span(decision, groups, trace) as span:
             metrics = batch_metrics(batch)
             if metrics["trajectories"]:
                 metrics |= self.learner.step(batch)
                 self._check_weights(decision)
-        self.version = decision.version
+        self.version, self.learner.packed = decision.version, None
         self._probe("trained")
         if tracing.is_enabled() and self.learner.ranks.rank == 0:
             self._link_trajectories(decision, groups, span)

@@ -20,6 +20,7 @@ from trainer.data.batch import Batch
 from trainer.data.sample import Sample
 from trainer.learner import Learner
 from trainer.learner_state import restore_state, state_tensors
+from trainer.model.minibatches import BatchSplitter
 from trainer.model.settings import ExecutionSettings, LearnerSettings
 
 CPU = torch.device("cpu")
@@ -384,3 +385,18 @@ def test_logprobs_are_those_of_the_temperature() -> None:
         logits = small.model()(torch.tensor(ids[None].astype(np.int64))).logits[0, :-1]
     expected = torch.log_softmax(logits / 1.5, -1)[range(11), ids[1:]]
     np.testing.assert_allclose(made.logprobs(ids, 1.5)[1:], expected, atol=1e-5)
+
+
+def test_a_batch_that_was_packed_ahead_is_packed_again_only_for_other_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, ahead, batch = learner(), learner(), small.batch()
+    ahead.packed = ahead.pack(batch, ahead.loss)
+    plain.step(batch)
+    with monkeypatch.context() as without_splitter:
+        without_splitter.setattr(BatchSplitter, "minibatches", None)
+        ahead.step(batch)
+        packs = ahead.minibatches(batch)[0].plan.packs
+    assert torch.equal(weights_of(ahead), weights_of(plain))
+    ahead.execution = ahead.execution.model_copy(update={"tokens_per_pack": 16})
+    assert ahead.minibatches(batch)[0].plan.packs > packs

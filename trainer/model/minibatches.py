@@ -73,6 +73,8 @@ class BatchSplitter:
     trees: bool = False
     equal_length: int = 8192
     """See `packing.Plan`."""
+    runs_on: str = "cpu"
+    """Type of the device that the packs will run on, for which they are padded."""
 
     def minibatches(self, batch: "Batch") -> list[Minibatch]:
         """The packs of each optimizer step; every sample belongs to one of the steps."""
@@ -125,7 +127,7 @@ class BatchSplitter:
     def _padding(self, trees: Sequence[Tree], passes: int) -> tuple[int, ...]:
         if not self.budget:
             return (1,) * (passes - sum(len(tree.rows) for tree in trees))
-        multiple = MULTIPLE[self.device.type]
+        multiple = MULTIPLE[self.runs_on]
         tokens = sum(tree.tokens for tree in trees)
         return padding_to(tokens, multiple) if tokens else (multiple,)
 
