@@ -132,7 +132,7 @@ class TrainingLoop:
             if self._stop.is_set():
                 raise Stopped
             for following in unseen[done + 1 : done + 2]:
-                self._preparation.start(following, self._lost_groups())
+                self._preparation.start(following, self._withdrawn_groups())
             with self._span("version", self._training.version + 1, again=True):
                 self._train(decision)
         self._progress.set_recovered(len(unseen), len(unseen))
@@ -187,7 +187,7 @@ class TrainingLoop:
     def _prepare(self, batch: "Future[Decision]") -> None:
         """Called in the decider's thread."""
         if batch.exception() is None:
-            self._preparation.start(batch.result(), self._incarnation.ledger.lost_groups())
+            self._preparation.start(batch.result(), self._incarnation.ledger.withdrawn_groups())
 
     def _is_decided(self, batch: "Future[Decision]") -> bool:
         try:
@@ -216,21 +216,21 @@ class TrainingLoop:
             self._progress.set_range(*range_progress)
 
     def _train(self, decision: Decision) -> None:
-        lost = self._lost_groups()
+        withdrawn = self._withdrawn_groups()
         order = BatchOrder.of(
-            self._incarnation.codec, decision, lost, tracing.current().traceparent
+            self._incarnation.codec, decision, withdrawn, tracing.current().traceparent
         )
         self._orders.send("train", order.encode())
         with self._progress.phase("reading"):
-            prepared = self._preparation.take(decision, lost)
+            prepared = self._preparation.take(decision, withdrawn)
         with self._progress.phase("training"):
             result = self._training.train(prepared)
         if self._incarnation.ledger.outcome(decision.sequence) is None:
             self._unpublished.append((decision, result))
 
-    def _lost_groups(self) -> set[GroupId]:
+    def _withdrawn_groups(self) -> set[GroupId]:
         """Read in the decider's thread, which may be writing a Decision."""
-        return self._decider.submit(self._incarnation.ledger.lost_groups).result()
+        return self._decider.submit(self._incarnation.ledger.withdrawn_groups).result()
 
     def _outcome(self, decision: Decision, result: TrainingResult) -> Outcome:
         assert decision.version is not None

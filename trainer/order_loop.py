@@ -23,7 +23,7 @@ def execute_orders(
         match order.kind:
             case "train":
                 batch = BatchOrder.decode(order.content)
-                prepared = preparation.take(batch.decision_of(codec), set(batch.lost))
+                prepared = preparation.take(batch.decision_of(codec), set(batch.withdrawn))
                 training.train(prepared, batch.trace)
             case "sync":
                 version = Version.parse(order.content.decode())

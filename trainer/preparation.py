@@ -44,25 +44,25 @@ class BatchPreparation:
         self._announcements = RankOrders(ranks, _new_group(ranks))
         self._queue: SimpleQueue[BatchOrder | None] = SimpleQueue()
         self._batches: dict[int, tuple[set[GroupId], Future[PreparedBatch]]] = {}
-        """What is prepared, without which lost groups, by the sequence number of the Decision."""
+        """What is prepared, without which withdrawn groups, by the sequence number of the Decision."""
         self._lock = threading.Lock()
         run = self._run_leader if ranks.rank == 0 else self._run_follower
         self._thread = threading.Thread(target=run, name="preparation", daemon=True)
         self._thread.start()
 
-    def start(self, decision: Decision, lost: set[GroupId]) -> None:
-        """Begins to prepare a batch on all ranks, without its lost groups; only rank 0 calls it."""
+    def start(self, decision: Decision, withdrawn: set[GroupId]) -> None:
+        """Begins to prepare a batch on all ranks, without withdrawn groups; only rank 0 calls it."""
         with self._lock:
-            self._batches[decision.sequence] = lost, Future()
-        self._queue.put(BatchOrder.of(self._codec, decision, lost))
+            self._batches[decision.sequence] = withdrawn, Future()
+        self._queue.put(BatchOrder.of(self._codec, decision, withdrawn))
 
-    def take(self, decision: Decision, lost: set[GroupId]) -> PreparedBatch:
+    def take(self, decision: Decision, withdrawn: set[GroupId]) -> PreparedBatch:
         """The batch of a Decision; waits for it if it is being prepared."""
         with self._lock:
             begun = self._batches.get(decision.sequence)
             self._batches = {n: each for n, each in self._batches.items() if n > decision.sequence}
-        if begun is None or begun[0] != lost:
-            return self._prepare(decision, lost)
+        if begun is None or begun[0] != withdrawn:
+            return self._prepare(decision, withdrawn)
         return begun[1].result()
 
     def close(self) -> None:
@@ -81,11 +81,11 @@ class BatchPreparation:
             self._execute(BatchOrder.decode(announced.content))
 
     def _execute(self, order: BatchOrder) -> None:
-        decision, lost = order.decision_of(self._codec), set(order.lost)
+        decision, withdrawn = order.decision_of(self._codec), set(order.withdrawn)
         with self._lock:
-            _, future = self._batches.setdefault(decision.sequence, (lost, Future()))
+            _, future = self._batches.setdefault(decision.sequence, (withdrawn, Future()))
         try:
-            future.set_result(self._prepare(decision, lost))
+            future.set_result(self._prepare(decision, withdrawn))
         except Exception as error:
             future.set_exception(error)
         self._probe("prepared")

@@ -27,12 +27,12 @@ class BatchOrder(msgspec.Struct, frozen=True):
     """Content of orders about a batch: its Decision, and the groups of it that Kafka has deleted."""
 
     decision: bytes
-    lost: list[GroupId]
+    withdrawn: list[GroupId]
     trace: str = ""
 
     @classmethod
-    def of(cls, codec: Codec, decision: Decision, lost: set[GroupId], trace: str = "") -> Self:
-        return cls(codec.encode(decision), sorted(lost), trace)
+    def of(cls, codec: Codec, decision: Decision, withdrawn: set[GroupId], trace: str = "") -> Self:
+        return cls(codec.encode(decision), sorted(withdrawn), trace)
 
     @classmethod
     def decode(cls, content: bytes) -> Self:

@@ -74,11 +74,11 @@ class DecisionTraining:
         self._probe = probe
         self._incarnation = incarnation
 
-    def prepare(self, decision: Decision, lost: set[GroupId]) -> PreparedBatch:
-        """Reads the batch of a Decision from the log, without its lost groups, and packs it. May be
+    def prepare(self, decision: Decision, withdrawn: set[GroupId]) -> PreparedBatch:
+        """Reads the batch of a Decision from the log, without withdrawn groups, and packs it. May be
         called from any thread: it neither changes the learner nor talks to other ranks."""
         settings = decode_settings(decision)
-        trained = trained_groups(decision, lost)
+        trained = trained_groups(decision, withdrawn)
         groups = asyncio.run(read_groups(self._connection, self._codec, decision.topic, trained))
         batch = make_batch(decision, groups, settings.loss, settings.limits)
         packed = self.learner.pack(batch, settings.loss)

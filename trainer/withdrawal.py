@@ -30,7 +30,7 @@ def give_up_batch(version: int, restored: int, ledger: Ledger, decider: Decider)
         raise Fatal(
             f"version {version} cannot be given up: run {ledger.run} has no Decision that makes it"
         )
-    withdrawn = ledger.lost_groups()
+    withdrawn = ledger.withdrawn_groups()
     groups = [g for g in decision.groups if g.verdict == "train" and group_id(g) not in withdrawn]
     if not groups:
         log.info("the batch of version %d is given up already", version)
@@ -54,7 +54,7 @@ def check_not_deleted(
     decider: Decider,
 ) -> None:
     """Refuses to continue if Kafka has deleted groups of these Decisions, unless accept_loss is set."""
-    withdrawn = ledger.lost_groups()
+    withdrawn = ledger.withdrawn_groups()
     groups = [g for d in decisions for g in d.groups if g.verdict == "train"]
     needed = [g for g in groups if group_id(g) not in withdrawn]
     deleted = asyncio.run(find_lost_groups(settings, topic, needed)) if needed else []

@@ -82,7 +82,7 @@ class Ledger:
     def outcome(self, sequence: int) -> Outcome | None:
         return self._outcomes.get(sequence)
 
-    def lost_groups(self) -> set[GroupId]:
+    def withdrawn_groups(self) -> set[GroupId]:
         """Groups of a batch that are not trained after all, as a later Decision states: their records
         were deleted before, or an operator has given the batch up."""
         return {

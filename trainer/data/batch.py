@@ -28,7 +28,7 @@ class Batch:
     """The version that this batch makes."""
     seed: int
     groups: int
-    """Number of groups, including those that have been lost since."""
+    """Number of groups, including those that have been withdrawn since."""
     samples: list[Sample]
     advantages: list[float]
     """One per sample, for those of its tokens that have none of their own."""
@@ -44,9 +44,9 @@ class AgeLimits:
     """Whether older tokens are masked. If not, the whole trajectory was refused before."""
 
 
-def trained_groups(decision: Decision, lost: set[GroupId]) -> list[DecidedGroup]:
+def trained_groups(decision: Decision, withdrawn: set[GroupId]) -> list[DecidedGroup]:
     """The groups of the batch that are still in the log."""
-    return [g for g in decision.groups if g.verdict == "train" and group_id(g) not in lost]
+    return [g for g in decision.groups if g.verdict == "train" and group_id(g) not in withdrawn]
 
 
 def make_batch(

@@ -21,7 +21,7 @@ def digest(batch: Batch) -> str:
     groups = {sample.group: hashlib.blake2b(digest_size=BYTES) for sample in batch.samples}
     for sample, advantage in zip(batch.samples, batch.advantages, strict=True):
         _add_sample(groups[sample.group], sample, advantage)
-    digests = np.zeros((batch.groups, BYTES), np.uint8)  # of lost groups: zeros
+    digests = np.zeros((batch.groups, BYTES), np.uint8)  # of withdrawn groups: zeros
     for index, group in groups.items():
         digests[index] = np.frombuffer(group.digest(), np.uint8)
     return hashlib.blake2b(digests.tobytes(), digest_size=BYTES).hexdigest()

@@ -71,8 +71,8 @@ class RecordedRun:
         return decisions
 
     def rebuild_batch(self, decision: Decision) -> RebuiltBatch:
-        lost, settings = self.ledger.lost_groups(), decode_settings(decision)
-        groups = trained_groups(decision, lost)
+        withdrawn, settings = self.ledger.withdrawn_groups(), decode_settings(decision)
+        groups = trained_groups(decision, withdrawn)
         read = read_groups(self._connection, self._codec, decision.topic, groups)
         batch = make_batch(decision, asyncio.run(read), settings.loss, settings.limits)
         return RebuiltBatch(
@@ -86,8 +86,8 @@ class RecordedRun:
         )
 
     def _check_not_deleted(self, decisions: Sequence[Decision]) -> None:
-        lost, topic = self.ledger.lost_groups(), decisions[0].topic
-        groups = {group_id(g): g for d in decisions for g in trained_groups(d, lost)}
+        withdrawn, topic = self.ledger.withdrawn_groups(), decisions[0].topic
+        groups = {group_id(g): g for d in decisions for g in trained_groups(d, withdrawn)}
         versions = {group_id(g): d.version for d in decisions for g in d.groups}
         if not groups:
             return

@@ -75,7 +75,7 @@ def retrain(settings: ReplayStepSettings, run: RecordedRun, batch: RebuiltBatch)
     if threads is not None:
         torch.set_num_threads(threads)
     training = _make_training(settings, start, decisions, decode_execution(batch.decision, outcome))
-    lost = run.ledger.lost_groups()
+    withdrawn = run.ledger.withdrawn_groups()
     console = Console(stderr=True)
     for decision in track(
         decisions,
@@ -86,7 +86,7 @@ def retrain(settings: ReplayStepSettings, run: RecordedRun, batch: RebuiltBatch)
     ):
         recorded_outcome = run.ledger.outcome(decision.sequence)
         training.learner.execution = decode_execution(decision, recorded_outcome)
-        result = training.train(training.prepare(decision, lost))
+        result = training.train(training.prepare(decision, withdrawn))
     if settings.into is not None:
         training.learner.export(start.model, settings.into, torch.float32)
     return _compare(settings, outcome, start, training.learner, result.metrics)

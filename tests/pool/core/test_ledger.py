@@ -46,7 +46,7 @@ def decision(sequence: int, *groups: DecidedGroup, **fields: Any) -> Decision:
 def test_a_later_decision_withdraws_groups_of_a_batch(verdict: Verdict) -> None:
     made = [decision(1, group("p"), group("q", first=5), version=1), decision(2, version=None)]
     ledger = Ledger(RUN, [*made, decision(3, group("q", first=5, verdict=verdict))])
-    assert ledger.lost_groups() == {(0, "q", 5)}
+    assert ledger.withdrawn_groups() == {(0, "q", 5)}
     assert ledger.trained_after(0) == [made[0]], "the version is still made, without them"
 
 

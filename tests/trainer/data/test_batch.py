@@ -52,12 +52,12 @@ def test_all_rows_of_a_trajectory_share_reward_and_advantage() -> None:
     assert [sample.group for sample in batch.samples] == [0, 0, 1, 1]
 
 
-def test_lost_groups_are_left_out() -> None:
+def test_withdrawn_groups_are_left_out() -> None:
     from pool.core.ledger import group_id
 
     made = decision(*(group(name) for name in "abcde"))
-    lost = {group_id(made.groups[1])}
-    assert [g.prompt_uid for g in trained_groups(made, lost)] == ["a", "c", "d", "e"]
+    withdrawn = {group_id(made.groups[1])}
+    assert [g.prompt_uid for g in trained_groups(made, withdrawn)] == ["a", "c", "d", "e"]
 
 
 def test_masking_stale_tokens_keeps_the_rest_of_the_row() -> None:
