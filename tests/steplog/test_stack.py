@@ -262,6 +262,7 @@ def test_a_second_supervisor_takes_over_what_a_killed_one_left(directory: Path) 
     pids = [pid_of(folder, name) for name in ("one", "two")]
     kill_supervisor(folder)
     start(directory, *parts)
+    eventually(lambda: "two is already running" in folder.log("supervisor").read_text())
     assert [pid_of(folder, name) for name in ("one", "two")] == pids
     kill(pids[0])
     eventually(lambda: part(folder, "one").restarts == 1 and part(folder, "one").phase == "ready")
