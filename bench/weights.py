@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.shapes import QWEN_05B
 from pool.core.versions import Version
 from trainer.weights.fleet import EngineFleet
 from trainer.weights.settings import WeightsSettings
@@ -35,14 +36,7 @@ from trainer.weights.sync import SyncReport
 HOST = "127.0.0.1"
 ROUNDS = 7
 SHAPES = {
-    "nccl": {
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-    },
+    "nccl": QWEN_05B,
     "gloo": {
         "vocab_size": 32000,
         "hidden_size": 512,

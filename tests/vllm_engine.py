@@ -94,7 +94,7 @@ def running_vllm(model: Path, *arguments: str, port: int = 0) -> Iterator[Engine
         )
     engine = Engine(f"http://{HOST}:{port}", process.pid, process, Path(output.name))
     try:
-        _wait_until_healthy(engine)
+        wait_until_healthy(engine.url, process, engine.log)
         yield engine
         engine.log.unlink()
     finally:
@@ -103,13 +103,15 @@ def running_vllm(model: Path, *arguments: str, port: int = 0) -> Iterator[Engine
         process.wait()
 
 
-def _wait_until_healthy(engine: Engine) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while engine.process.poll() is None and time.monotonic() < deadline:
+def wait_until_healthy(
+    url: str, process: "subprocess.Popen[bytes]", log: Path, limit_s: float = START_LIMIT_S
+) -> None:
+    deadline = time.monotonic() + limit_s
+    while process.poll() is None and time.monotonic() < deadline:
         try:
-            with urllib.request.urlopen(f"{engine.url}/health", timeout=5):
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
                 return
         except OSError:
             time.sleep(POLL_S)
-    tail = engine.log.read_text(errors="replace")[-4000:]
-    raise RuntimeError(f"vLLM did not start ({engine.log}):\n{tail}")
+    tail = log.read_text(errors="replace")[-4000:]
+    raise RuntimeError(f"vLLM did not start ({log}):\n{tail}")

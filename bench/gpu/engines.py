@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import free_port
+from tests.vllm_engine import wait_until_healthy
 
 HOST = "127.0.0.1"
 START_S = 240.0
-POLL_S = 0.5
 OPTIONS = (
     *("--load-format", "dummy", "--enforce-eager", "--max-model-len", "2048"),
     *("--enable-scale-out", "--logprobs-mode", "processed_logprobs"),
@@ -39,6 +38,7 @@ BACKENDS = {"nccl": "steplog_nccl", "gloo": "gloo"}
 class Engine:
     url: str
     process: "subprocess.Popen[bytes]"
+    log: Path
 
     def checksums(self) -> dict[str, str]:
         response = self._post("/collective_rpc", {"method": "checksums", "timeout": 120})
@@ -67,7 +67,7 @@ def running_engines(model: Path, transport: str, count: int, logs: Path) -> Iter
     engines = [_start(model, transport, index, logs) for index in range(count)]
     try:
         for engine in engines:
-            _wait_until_ready(engine)
+            wait_until_healthy(engine.url, engine.process, engine.log, START_S)
         yield engines
     finally:
         for engine in engines:
@@ -86,19 +86,9 @@ def _start(model: Path, transport: str, index: int, logs: Path) -> Engine:
     ]
     # All processes share one GPU, which NCCL allows only to those that seem to be different hosts.
     variables = os.environ | VARIABLES | {"NCCL_HOSTID": f"engine-{index}"}
-    with (logs / f"{model.name}-engine-{index}.log").open("wb") as log:
+    log = logs / f"{model.name}-engine-{index}.log"
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-    return Engine(f"http://{HOST}:{port}", process)
-
-
-def _wait_until_ready(engine: Engine) -> None:
-    deadline = time.monotonic() + START_S
-    while engine.process.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{engine.url}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(POLL_S)
-    raise RuntimeError(f"vLLM at {engine.url} did not start; see its log")
+    return Engine(f"http://{HOST}:{port}", process, log)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from bench.shapes import QWEN_05B, QWEN_3B
 from steplog.demo import model as demo_model
 
 SHAPES = {
@@ -18,22 +19,8 @@ SHAPES = {
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
     },
-    "0.5B": {
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-    },
-    "3B": {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-    },
+    "0.5B": QWEN_05B,
+    "3B": QWEN_3B,
 }
 SPREAD = 0.01
 """Standard deviation of the random weights: large enough that two versions answer differently."""

@@ -26,7 +26,7 @@ from bench.gpu.engines import Engine, running_engines
 from bench.gpu.shapes import draw_weights, logprobs, make_model, write_folder
 from pool.core.versions import Version
 from trainer.weights.fleet import EngineFleet
-from trainer.weights.logprob_check import compare_logprobs
+from trainer.weights.logprob_check import LogprobDifference, compare_logprobs
 from trainer.weights.settings import WeightsSettings
 from trainer.weights.source import ModuleSource, total_bytes
 from trainer.weights.sync import SyncReport
@@ -62,11 +62,14 @@ class Trainer:
     def catch_up(self) -> SyncReport | None:
         return self._fleet.catch_up()
 
+    def compare(self, engine: Engine) -> LogprobDifference:
+        return compare_logprobs(engine.url, PROMPT, partial(logprobs, self.model))
+
     def check(self, engine: Engine) -> float:
         """Compares every parameter; returns the mean difference of log-probs."""
         wrong = find_differences(self.model, engine.checksums())
         assert not wrong, f"{len(wrong)} parameters of {engine.url} differ: {wrong[:3]}"
-        difference = compare_logprobs(engine.url, PROMPT, partial(logprobs, self.model))
+        difference = self.compare(engine)
         difference.check(LIMITS[self.dtype])
         return difference.mean
 
@@ -91,7 +94,7 @@ def run(shape: str, transport: str, folder: Path) -> dict[str, Any]:
 
 
 def _update(trainer: Trainer, engines: list[Engine]) -> dict[str, Any]:
-    before = [_difference(trainer, engine) for engine in engines]
+    before = [trainer.compare(engine).mean for engine in engines]
     sent = [trainer.send(version) for version in range(1, UPDATES + 1)]
     assert all(len(report.engines) == len(engines) for report, _ in sent), sent
     after = [trainer.check(engine) for engine in engines]
@@ -109,10 +112,6 @@ def _update(trainer: Trainer, engines: list[Engine]) -> dict[str, Any]:
         "logprob_difference_before": max(before),
         "logprob_difference_after": max(after),
     }
-
-
-def _difference(trainer: Trainer, engine: Engine) -> float:
-    return compare_logprobs(engine.url, PROMPT, partial(logprobs, trainer.model)).mean
 
 
 def _kill_engine(trainer: Trainer, engines: list[Engine], shape: str) -> dict[str, Any]:

@@ -7,28 +7,25 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from bench.shapes import QWEN_05B
+
 PEAK = 790e12
 """Floating point operations per second of bf16 that a matrix product reaches on an H200."""
 MEASURED_STEPS = 3
 GIB = 2**30
+TINY = {
+    "vocab_size": 263,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 def config(tiny: bool) -> Any:
-    shape = (
-        {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 263}
-        if tiny
-        else {
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_hidden_layers": 24,
-            "vocab_size": 151936,
-        }
-    )
-    heads = (4, 2) if tiny else (14, 2)
     return Qwen2Config(
-        **shape,
-        num_attention_heads=heads[0],
-        num_key_value_heads=heads[1],
+        **(TINY if tiny else QWEN_05B),
         max_position_embeddings=32768,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},

@@ -48,7 +48,7 @@ def test_a_row_may_be_the_beginning_of_another() -> None:
 
 
 def test_a_tree_is_cut_where_it_repeats_least() -> None:
-    group = grown("pXXXXa", "pXXXXb", "pYYYYa", "pYYYYb")
+    group = grown("pmmmma", "pmmmmb", "pnnnna", "pnnnnb")
     first, second = group.cut(8)
     assert (first.rows, second.rows) == ((0, 1), (2, 3))
     assert [tree.tokens for tree in (first, second)] == [7, 7]
